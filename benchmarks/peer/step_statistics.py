@@ -2,16 +2,16 @@
 
 Runs two consecutive PPO steps per case and writes inputs, settings and statistics to
 ``tests/golden/peer_step.json``; ``tests/trainer/test_golden_peer.py`` replays the same inputs with our
-trainer. The peer's package is called ``trl`` like ours, so it needs its own environment and never the repository root
-on its path:
+trainer. The peer's package is called ``trl`` like ours, so it needs its own environment and never the
+repository root on its path:
 
     python -m venv peer && peer/bin/pip install torch==2.13.0 trl==0.11.4 transformers==5.24.0 rich
     peer/bin/python benchmarks/peer/step_statistics.py
 
 Covered: scalar scores, ragged and equal lengths, pad == eos, every KL penalty, score scaling, reward
-whitening, masked response prefixes, clipping. Not covered: anything whose order depends on the peer's shuffle (several
-optimizer steps per epoch), token-level scores, empty responses, several processes; the peer lacks or crashes
-on the last three.
+whitening, masked response prefixes, clipping. Not covered: anything whose order depends on the peer's
+shuffle (several optimizer steps per epoch), token-level scores, empty responses, several processes; the
+peer lacks or crashes on token-level scores and empty responses.
 """
 
 import argparse
@@ -124,8 +124,8 @@ NOTES = {
         "the number stored here is its ratio averaged over response tokens, then over mini-batches."
     ),
     "accumulation": (
-        "The peer averages over tokens inside each mini-batch, then over mini-batches; ours divides the token "
-        "sum by the tokens of the whole optimizer step. They agree only when mini-batches hold equally many "
+        "The peer averages over tokens inside each mini-batch, then over mini-batches; ours divides the "
+        "token sum by the tokens of the whole optimizer step. They agree only when mini-batches hold equally many "
         "tokens, so the accumulated case has equal lengths. Its ppo/returns/var, ppo/val/var and "
         "ppo/val/var_explained come from variances of shuffled halves and are not comparable."
     ),
