@@ -47,7 +47,7 @@ def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 
 
 def masked_var(values: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
-    """Variance of ``values`` where ``mask`` is 1 (Bessel's correction if ``unbiased``); 0 for fewer than 2."""
+    """Variance of ``values`` where ``mask`` is 1 (Bessel-corrected if ``unbiased``); 0 for fewer than 2."""
     count = mask.sum()
     if count < 2:
         return torch.zeros((), dtype=values.dtype, device=values.device)
@@ -99,15 +99,15 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "kl") -> Tens
 def gae(
     rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: float = 0.95
 ) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimation (Schulman et al. 2015, eq. 16), right to left, no bootstrap at the end.
+    """Generalised advantage estimation (Schulman et al. 2015, eq. 16), right to left, no bootstrap.
 
     rewards, values, mask: (B, N). A masked position is stepped over: it takes no discount and gets
     advantage and return 0. Returns (advantages, returns), with returns = advantages + values.
     """
     keep = mask.bool()
     advantages = torch.zeros_like(values)
-    next_value = torch.zeros_like(values[:, 0])
-    carried = torch.zeros_like(values[:, 0])
+    next_value = values.new_zeros(values.shape[0])
+    carried = values.new_zeros(values.shape[0])
     for t in reversed(range(values.shape[1])):
         delta = rewards[:, t] + gamma * next_value - values[:, t]
         carried = torch.where(keep[:, t], delta + gamma * lam * carried, carried)

@@ -1,0 +1,248 @@
+"""A causal language model with a value head: PPO's policy and its state-value estimator in one module."""
+
+import json
+import logging
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from peft import PeftConfig, PeftModel, get_peft_model
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import PushToHubMixin, cached_file
+
+from trl.models.trunk import TrunkSplit, body_of, can_split
+
+logger = logging.getLogger(__name__)
+
+VALUE_HEAD_FILE = "value_head.safetensors"
+_PREFIX = "v_head."
+
+
+class ValueHead(nn.Module):
+    """Linear map from the final hidden state (…, D) to a scalar value (…), computed in fp32."""
+
+    def __init__(self, hidden_size: int):
+        super().__init__()
+        self.summary = nn.Linear(hidden_size, 1)
+        # small initial values (Stiennon et al. 2020, appendix B.1): early advantages then follow the rewards
+        nn.init.normal_(self.summary.weight, std=1 / (hidden_size + 1))
+        nn.init.zeros_(self.summary.bias)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        with torch.autocast(hidden.device.type, enabled=False):
+            weight, bias = self.summary.weight.float(), self.summary.bias.float()
+            return F.linear(hidden.float(), weight, bias).squeeze(-1)
+
+
+class AutoModelForCausalLMWithValueHead(nn.Module, PushToHubMixin):
+    """Any `transformers` causal LM (or PEFT model of one) plus a `ValueHead`.
+
+    Attributes: ``pretrained_model`` (the causal LM), ``v_head``, ``num_shared_layers`` (0, or the number of
+    frozen blocks shared with a reference, set by `create_reference_model`).
+    """
+
+    def __init__(self, pretrained_model: PreTrainedModel | PeftModel):
+        super().__init__()
+        self.pretrained_model = pretrained_model
+        # the width that the LM head reads, which some architectures project to after the last block
+        self.v_head = ValueHead(self.base_lm.get_output_embeddings().in_features)
+        self.v_head.to(pretrained_model.device)
+        self.num_shared_layers = 0
+        self._split: TrunkSplit | None = None
+        _switch_dropout_off(pretrained_model)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        name_or_model: str | Path | PreTrainedModel | PeftModel,
+        *,
+        dtype: torch.dtype | None = None,
+        peft_config: PeftConfig | None = None,
+        **hf_kwargs: Any,
+    ) -> "AutoModelForCausalLMWithValueHead":
+        """Load a hub id or local folder (plain, PEFT adapter, legacy value-head checkpoint), or wrap a model.
+
+        Weights load in fp32 unless ``dtype`` is given: a bf16 weight trained at lr 1e-5 rounds its updates
+        away. ``hf_kwargs`` go to `transformers`. Warns when the checkpoint has no value head.
+        """
+        if isinstance(name_or_model, nn.Module):
+            lm, source = name_or_model, None
+        else:
+            source = str(name_or_model)
+            lm = _load_lm(source, dtype or torch.float32, hf_kwargs)
+        if peft_config is not None:
+            lm = cast(PeftModel, get_peft_model(cast(PreTrainedModel, lm), peft_config))
+        model = cls(lm)
+        if source is not None:
+            state = _find_value_head(source)
+            if state is None:
+                logger.warning("%s holds no value head: it is newly initialised, for PPO to train", source)
+            else:
+                model.v_head.load_state_dict(state)
+        return model
+
+    @property
+    def is_peft(self) -> bool:
+        """Whether the policy is a PEFT model, whose reference is itself with adapters disabled."""
+        return isinstance(self.pretrained_model, PeftModel)
+
+    @property
+    def base_lm(self) -> PreTrainedModel:
+        """The `transformers` causal LM itself, inside PEFT's wrapper if there is one."""
+        lm = self.pretrained_model
+        return cast(PreTrainedModel, lm.get_base_model()) if isinstance(lm, PeftModel) else lm
+
+    def split_at(self, num_shared_layers: int) -> None:
+        """Declare the first blocks frozen, so that `trunk` and ``trunk_states`` can be used."""
+        self._split = TrunkSplit(self.base_lm, num_shared_layers)
+        self.num_shared_layers = num_shared_layers
+
+    def trunk(self, input_ids: Tensor) -> Tensor:
+        """Hidden states (B, T, D) entering the first unshared block, for right-padded ids (B, T)."""
+        if self._split is None:
+            raise RuntimeError("trunk() needs shared layers: see create_reference_model")
+        with torch.no_grad():
+            return self._split.bottom(input_ids=input_ids, use_cache=False).last_hidden_state
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        *,
+        positions: Tensor | None = None,
+        trunk_states: Tensor | None = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Next-token logits, LM loss (None without ``labels``) and values.
+
+        input_ids, attention_mask: (B, T), padded on either side. Returns logits (B, T, V) and values (B, T)
+        in fp32. With ``positions``, a bool mask (B, T), only M selected positions are projected: logits
+        (M, V) and values (M,), in row-major order; the ids must then be right-padded (causal attention never
+        looks right, so no mask is needed). ``trunk_states`` (B, T, D), from `trunk`, replaces ``input_ids``.
+        """
+        if positions is not None:
+            hidden = self._final_hidden(input_ids, trunk_states)[positions]
+            lm_head = cast(nn.Module, self.base_lm.get_output_embeddings())
+            return lm_head(hidden), None, self.v_head(hidden)
+        if attention_mask is not None and position_ids is None:
+            position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
+        output = self.pretrained_model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            labels=labels,
+            output_hidden_states=True,
+            use_cache=False,
+            **kwargs,
+        )
+        return output.logits, output.loss, self.v_head(output.hidden_states[-1])
+
+    def _final_hidden(self, input_ids: Tensor | None, trunk_states: Tensor | None) -> Tensor:
+        """Hidden states after the final norm, (B, T, D)."""
+        if trunk_states is not None:
+            if self._split is None:
+                raise RuntimeError("trunk_states need shared layers: see create_reference_model")
+            return self._split.top(inputs_embeds=trunk_states, use_cache=False).last_hidden_state
+        return body_of(self.base_lm)(input_ids=input_ids, use_cache=False).last_hidden_state
+
+    @property
+    def selects_positions(self) -> bool:
+        """Whether ``positions`` can be used: the LM head is known to be one plain projection of the body."""
+        return can_split(self.base_lm)
+
+    def generate(self, *args: Any, **kwargs: Any) -> Tensor:
+        """`transformers` generation of the language model; see there for the arguments."""
+        return cast(Tensor, self.pretrained_model.generate(*args, **kwargs))
+
+    def save_pretrained(
+        self, save_directory: str | Path, state_dict: dict[str, Tensor] | None = None, **kwargs: Any
+    ) -> None:
+        """Save ordinary `transformers` (or PEFT adapter) files plus the value head in safetensors.
+
+        ``state_dict`` (of this whole module) replaces the model's own weights, for sharded training.
+        """
+        state = self.state_dict() if state_dict is None else state_dict
+        head = {k.removeprefix(_PREFIX): v for k, v in state.items() if k.startswith(_PREFIX)}
+        if state_dict is not None:
+            kwargs["state_dict"] = {
+                k.removeprefix("pretrained_model."): v for k, v in state.items() if not k.startswith(_PREFIX)
+            }
+        self.pretrained_model.save_pretrained(str(save_directory), **kwargs)
+        head = {k: v.detach().cpu().contiguous() for k, v in head.items()}
+        save_file(head, Path(save_directory) / VALUE_HEAD_FILE, metadata={"format": "pt"})
+
+
+def _load_lm(source: str, dtype: torch.dtype, hf_kwargs: dict[str, Any]) -> PreTrainedModel | PeftModel:
+    if _file(source, "adapter_config.json") is None:
+        return AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **hf_kwargs)
+    base = PeftConfig.from_pretrained(source).base_model_name_or_path
+    if base is None:
+        raise ValueError(f"{source}/adapter_config.json names no base model (base_model_name_or_path)")
+    lm = AutoModelForCausalLM.from_pretrained(base, dtype=dtype, **hf_kwargs)
+    return PeftModel.from_pretrained(lm, source, is_trainable=True)
+
+
+def _switch_dropout_off(lm: nn.Module) -> None:
+    """Zero every dropout probability except LoRA's: PPO's ratio compares two passes of one policy.
+
+    The modules stay in train mode, which gradient checkpointing needs. Besides `nn.Dropout`, architectures
+    keep probabilities in float attributes (attention_dropout, layerdrop, …) read in train mode only.
+    """
+    for name, module in lm.named_modules():
+        if "lora_" in name:
+            continue
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        for attribute, value in vars(module).items():
+            if "drop" in attribute and isinstance(value, float):
+                setattr(module, attribute, 0.0)
+
+
+def _file(source: str, name: str) -> str | None:
+    """Path of one file of a local folder or hub repository, None where there is none."""
+    return cached_file(
+        source,
+        name,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+        _raise_exceptions_for_gated_repo=False,
+    )
+
+
+def _find_value_head(source: str) -> dict[str, Tensor] | None:
+    """The value head's weights from our own file, or from ``v_head.*`` keys in (sharded) model files."""
+    own = _file(source, VALUE_HEAD_FILE)
+    if own is not None:
+        return _read_prefixed(own, "")
+    for single, index in (
+        ("model.safetensors", "model.safetensors.index.json"),
+        ("pytorch_model.bin", "pytorch_model.bin.index.json"),
+    ):
+        index_path = _file(source, index)
+        if index_path is not None:
+            weight_map = json.loads(Path(index_path).read_text())["weight_map"]
+            names = sorted({shard for key, shard in weight_map.items() if key.startswith(_PREFIX)})
+        else:
+            names = [single]
+        state: dict[str, Tensor] = {}
+        for path in (_file(source, name) for name in names):
+            if path is not None:
+                state |= _read_prefixed(path, _PREFIX)
+        if state:
+            return state
+    return None
+
+
+def _read_prefixed(path: str, prefix: str) -> dict[str, Tensor]:
+    """Tensors of one checkpoint file whose keys start with ``prefix``, which is cut off."""
+    if path.endswith(".safetensors"):
+        with safe_open(path, framework="pt") as file:
+            return {k.removeprefix(prefix): file.get_tensor(k) for k in file.keys() if k.startswith(prefix)}  # noqa: SIM118
+    weights = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    return {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
