@@ -41,8 +41,9 @@ class Source:
 class Item:
     """One built-in.
 
-    ``recipe`` changes whenever the folder's content would, which makes old ones stale. ``builder`` is the
-    module whose ``build(target, source, progress)`` fills the folder and returns what it measured.
+    ``recipe`` changes whenever the folder's content would, which makes old ones stale. ``builder`` is
+    ``module:function``; the function, called with (target, source, progress), fills the folder ``target`` and
+    returns what it measured.
     """
 
     name: str
@@ -81,8 +82,24 @@ _ITEMS = {
             "model",
             "SmolLM2-135M-Instruct, a causal language model (Apache-2.0)",
             recipe="1",
-            builder="trl.builtin.smollm2",
+            builder="trl.builtin.smollm2:build",
             source=_SMOLLM2,
+        ),
+        Item(
+            "imdb",
+            "data",
+            "IMDB reviews with labels, train and test",
+            recipe="1",
+            builder="trl.builtin.reviews:build_imdb",
+            source=_REVIEWS,
+        ),
+        Item(
+            "rotten-tomatoes",
+            "data",
+            "one-sentence Rotten Tomatoes reviews with labels, train and test",
+            recipe="1",
+            builder="trl.builtin.reviews:build_rotten_tomatoes",
+            source=_REVIEWS,
         ),
     )
 }

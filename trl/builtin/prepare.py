@@ -23,10 +23,11 @@ def prepare(item: Item, progress: Progress, on_wait: Waiting, *, deep: bool = Fa
             return False
         began = time.perf_counter()
         source = locate(item.source) if item.source else None
-        builder = importlib.import_module(item.builder)
+        module, function = item.builder.split(":")
+        builder = vars(importlib.import_module(module))[function]
 
         def build(target: Path) -> dict[str, float]:
-            return builder.build(target, source, progress)
+            return builder(target, source, progress)
 
         publish(item, build, lambda: time.perf_counter() - began)
     return True
