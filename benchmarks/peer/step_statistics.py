@@ -125,8 +125,8 @@ NOTES = {
     ),
     "accumulation": (
         "The peer averages over tokens inside each mini-batch, then over mini-batches; ours divides the "
-        "token sum by the tokens of the whole optimizer step. They agree only when mini-batches hold equally many "
-        "tokens, so the accumulated case has equal lengths. Its ppo/returns/var, ppo/val/var and "
+        "token sum by the tokens of the whole optimizer step. They agree only when mini-batches hold equally "
+        "many tokens, so the accumulated case has equal lengths. Its ppo/returns/var, ppo/val/var and "
         "ppo/val/var_explained come from variances of shuffled halves and are not comparable."
     ),
     "score_scaling": (
