@@ -96,9 +96,7 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "kl") -> Tens
     raise ValueError(f"unknown kl_penalty {kind!r}: expected one of 'kl', 'abs', 'mse', 'full'")
 
 
-def gae(
-    rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: float = 0.95
-) -> tuple[Tensor, Tensor]:
+def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: float = 0.95) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimation (Schulman et al. 2015, eq. 16), right to left, no bootstrap.
 
     rewards, values, mask: (B, N). A masked position is stepped over: it takes no discount and gets

@@ -47,7 +47,12 @@ class AutoModelForCausalLMWithValueHead(nn.Module, PushToHubMixin):
 
     def __init__(self, pretrained_model: PreTrainedModel | PeftModel):
         super().__init__()
-        self.pretrained_model = pretrained_model
+        if isinstance(pretrained_model, PeftModel) and pretrained_model.active_peft_config.is_prompt_learning:
+            raise ValueError(
+                f"{type(pretrained_model.active_peft_config).__name__} puts virtual tokens before the prompt, "
+                "which token-level rewards can't be aligned with; use an adapter such as LoRA"
+            )
+        self.pretrained_model: Any = pretrained_model
         # the width that the LM head reads, which some architectures project to after the last block
         self.v_head = ValueHead(self.base_lm.get_output_embeddings().in_features)
         self.v_head.to(pretrained_model.device)
@@ -91,10 +96,10 @@ class AutoModelForCausalLMWithValueHead(nn.Module, PushToHubMixin):
         return isinstance(self.pretrained_model, PeftModel)
 
     @property
-    def base_lm(self) -> PreTrainedModel:
-        """The `transformers` causal LM itself, inside PEFT's wrapper if there is one."""
+    def base_lm(self) -> Any:
+        """The `transformers` causal LM itself (a PreTrainedModel), inside PEFT's wrapper if there is one."""
         lm = self.pretrained_model
-        return cast(PreTrainedModel, lm.get_base_model()) if isinstance(lm, PeftModel) else lm
+        return lm.get_base_model() if isinstance(lm, PeftModel) else lm
 
     def split_at(self, num_shared_layers: int) -> None:
         """Declare the first blocks frozen, so that `trunk` and ``trunk_states`` can be used."""
@@ -106,7 +111,8 @@ class AutoModelForCausalLMWithValueHead(nn.Module, PushToHubMixin):
         if self._split is None:
             raise RuntimeError("trunk() needs shared layers: see create_reference_model")
         with torch.no_grad():
-            return self._split.bottom(input_ids=input_ids, use_cache=False).last_hidden_state
+            embeddings = self.base_lm.get_input_embeddings()(input_ids)
+            return self._split.bottom(inputs_embeds=embeddings, use_cache=False).last_hidden_state
 
     def forward(
         self,
@@ -126,10 +132,9 @@ class AutoModelForCausalLMWithValueHead(nn.Module, PushToHubMixin):
         (M, V) and values (M,), in row-major order; the ids must then be right-padded (causal attention never
         looks right, so no mask is needed). ``trunk_states`` (B, T, D), from `trunk`, replaces ``input_ids``.
         """
-        if positions is not None:
+        if positions is not None and can_split(self.base_lm):
             hidden = self._final_hidden(input_ids, trunk_states)[positions]
-            lm_head = cast(nn.Module, self.base_lm.get_output_embeddings())
-            return lm_head(hidden), None, self.v_head(hidden)
+            return self.base_lm.get_output_embeddings()(hidden), None, self.v_head(hidden)
         if attention_mask is not None and position_ids is None:
             position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
         output = self.pretrained_model(
@@ -141,7 +146,10 @@ class AutoModelForCausalLMWithValueHead(nn.Module, PushToHubMixin):
             use_cache=False,
             **kwargs,
         )
-        return output.logits, output.loss, self.v_head(output.hidden_states[-1])
+        hidden = output.hidden_states[-1]
+        if positions is not None:  # an unknown architecture may do more than project: select afterwards
+            return output.logits[positions], None, self.v_head(hidden[positions])
+        return output.logits, output.loss, self.v_head(hidden)
 
     def _final_hidden(self, input_ids: Tensor | None, trunk_states: Tensor | None) -> Tensor:
         """Hidden states after the final norm, (B, T, D)."""
@@ -149,12 +157,9 @@ class AutoModelForCausalLMWithValueHead(nn.Module, PushToHubMixin):
             if self._split is None:
                 raise RuntimeError("trunk_states need shared layers: see create_reference_model")
             return self._split.top(inputs_embeds=trunk_states, use_cache=False).last_hidden_state
-        return body_of(self.base_lm)(input_ids=input_ids, use_cache=False).last_hidden_state
-
-    @property
-    def selects_positions(self) -> bool:
-        """Whether ``positions`` can be used: the LM head is known to be one plain projection of the body."""
-        return can_split(self.base_lm)
+        # embedded here, since some architectures take a pad id in input_ids for a forgotten mask and warn
+        embeddings = self.base_lm.get_input_embeddings()(input_ids)
+        return body_of(self.base_lm)(inputs_embeds=embeddings, use_cache=False).last_hidden_state
 
     def generate(self, *args: Any, **kwargs: Any) -> Tensor:
         """`transformers` generation of the language model; see there for the arguments."""

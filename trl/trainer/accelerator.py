@@ -1,0 +1,33 @@
+"""The one place where an `accelerate.Accelerator` is made, with the choices that CPU runs need."""
+
+import os
+from typing import Any
+
+import torch
+from accelerate import Accelerator, DataLoaderConfiguration
+from accelerate.utils import InitProcessGroupKwargs, ProjectConfiguration
+
+
+def make_accelerator(
+    log_with: str | None = None,
+    accelerator_kwargs: dict[str, Any] | None = None,
+    project_kwargs: dict[str, Any] | None = None,
+) -> Accelerator:
+    """An accelerator for whatever `accelerate launch` set up.
+
+    Without CUDA, plain `Accelerator()` under a multi-process launch gives unsynchronised copies: ``cpu=True``
+    selects gloo and real gradient synchronisation. Under DeepSpeed the backend is asked for by a handler,
+    which elsewhere would switch the synchronisation off.
+    """
+    kwargs: dict[str, Any] = {
+        "log_with": log_with,
+        "project_config": ProjectConfiguration(**(project_kwargs or {})),
+        # the tail of the data is used once, by whichever processes it reaches
+        "dataloader_config": DataLoaderConfiguration(even_batches=False),
+    }
+    if not torch.cuda.is_available():
+        if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+            kwargs["kwargs_handlers"] = [InitProcessGroupKwargs(backend="gloo")]
+        else:
+            kwargs["cpu"] = True
+    return Accelerator(**{**kwargs, **(accelerator_kwargs or {})})

@@ -1,0 +1,340 @@
+"""PPO with token-level rewards (Schulman et al. 2017; Ouyang et al. 2022; Ziegler et al. 2019)."""
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch import Tensor
+from torch.utils.data import DataLoader
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from trl.core import gae, set_seed
+from trl.models import AutoModelForCausalLMWithValueHead, create_reference_model
+from trl.trainer import statistics
+from trl.trainer.accelerator import make_accelerator
+from trl.trainer.config import PPOConfig
+from trl.trainer.generation import HalfPrecisionCopy, biasing_kwargs, sample
+from trl.trainer.kl import AdaptiveKLController, FixedKLController
+from trl.trainer.rollout import Rollout, RolloutPasses, Sequences, reference_weights
+from trl.trainer.scores import Score, ScoreScaler, score_vectors
+from trl.trainer.update import Targets, Updater
+
+logger = logging.getLogger(__name__)
+
+Scores = Sequence[Score] | Callable[[], Sequence[Score]]
+
+
+class PPOTrainer:
+    """Proximal policy optimisation of a language model from one score per response or one reward per token.
+
+    The loop is the caller's: ``generate`` responses, score them any way, ``step``, ``log_stats``.
+
+    Args:
+        config: see `PPOConfig`.
+        model: the policy with its value head.
+        ref_model: frozen reference of the KL penalty. None: made here (a copy; sharing ``num_shared_layers``
+            blocks if given), or, for a PEFT policy, the policy with its adapters disabled.
+        tokenizer: gives pad and end-of-sequence ids for generation, and is saved with the model.
+        dataset, data_collator: optional; give ``trainer.dataloader`` with shuffled batches per process.
+        optimizer, lr_scheduler: default Adam over the trainable parameters, constant rate. The scheduler steps
+            once per PPO step.
+    """
+
+    def __init__(
+        self,
+        config: PPOConfig,
+        model: AutoModelForCausalLMWithValueHead,
+        ref_model: AutoModelForCausalLMWithValueHead | PreTrainedModel | None = None,
+        *,
+        tokenizer: PreTrainedTokenizerBase,
+        dataset: Dataset | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        data_collator: Callable[[list[dict[str, Any]]], Any] | None = None,
+        num_shared_layers: int | None = None,
+        lr_scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
+    ):
+        self.config, self.tokenizer = config, tokenizer
+        self.accelerator = make_accelerator(config.log_with, config.accelerator_kwargs, config.project_kwargs)
+        # different samples on every process, the same on every run
+        set_seed(config.seed + self.accelerator.process_index)
+        if isinstance(ref_model, PreTrainedModel):
+            ref_model = AutoModelForCausalLMWithValueHead(ref_model)
+        if ref_model is None and not model.is_peft:
+            ref_model = create_reference_model(model, num_shared_layers)
+        elif num_shared_layers is not None:
+            raise ValueError(
+                "num_shared_layers is for a reference model that the trainer makes; with your own ref_model use "
+                "create_reference_model(model, num_shared_layers), and leave it unset for a PEFT policy"
+            )
+        self.policy = model
+        self.ref_model = None if ref_model is None else ref_model.to(self.accelerator.device).eval()
+        self._warn_of_half_precision()
+        if optimizer is None:
+            trainable = [p for p in model.parameters() if p.requires_grad]
+            optimizer = torch.optim.Adam(trainable, lr=config.learning_rate)
+        self.model, self.optimizer, self.lr_scheduler = self.accelerator.prepare(model, optimizer, lr_scheduler)
+        self.dataloader = None if dataset is None else self._make_dataloader(dataset, data_collator)
+
+        self.kl_ctl: AdaptiveKLController | FixedKLController = (
+            AdaptiveKLController(config.init_kl_coef, config.target, config.horizon)
+            if config.adap_kl_ctrl
+            else FixedKLController(config.init_kl_coef)
+        )
+        self.score_scaler = ScoreScaler(
+            config.use_score_scaling, config.use_score_norm, config.score_clip, self._reduce
+        )
+        self.passes = RolloutPasses(model, self.ref_model, config.kl_penalty, config.mini_batch_size)
+        self.updater = Updater(self.model, self.optimizer, self.accelerator, config)
+        self.current_step = 0
+        self.last_rollout: list[dict[str, Tensor]] = []
+        """Of the last step, per sample: logprob, ref_logprob, kl, value, token_reward, advantage; CPU (N_i,)."""
+        self._half_copy: HalfPrecisionCopy | None = None
+        self._biasing: list[str] = []
+        self._warned_of_negative_kl = False
+        if config.log_with is not None:
+            run_name = {config.log_with: config.tracker_kwargs}
+            self.accelerator.init_trackers(
+                config.tracker_project_name, config=statistics.flat(asdict(config)), init_kwargs=run_name
+            )
+
+    # ------------------------------------------------------------------ generation
+
+    def generate(
+        self,
+        queries: Tensor | Sequence[Tensor],
+        length_sampler: Callable[[], int] | None = None,
+        batch_size: int = 32,
+        return_prompt: bool = True,
+        generate_ref_response: bool = False,
+        **generation_kwargs: Any,
+    ) -> Any:
+        """Sample responses, by default purely (temperature 1, no top-k, no top-p).
+
+        A list of 1-D queries gives a list of 1-D tensors, one 1-D query a tensor (1, n). Each response ends at
+        its first end-of-sequence token, which is kept, or at its own length drawn from ``length_sampler``
+        (else by ``max_new_tokens``). With ``generate_ref_response`` a pair is returned: (responses, reference
+        responses). Under bf16 or fp16 mixed precision, sampling uses a half-precision copy of the weights.
+        """
+        single = isinstance(queries, Tensor)
+        prompts = [queries] if isinstance(queries, Tensor) else [q.cpu() for q in queries]
+        lengths = [length_sampler() if length_sampler else None for _ in prompts]
+        self._biasing = biasing_kwargs(generation_kwargs)
+
+        def responses_of(model: AutoModelForCausalLMWithValueHead, trained: bool) -> Any:
+            lm = self._sampling_weights(model) if trained else model.base_lm
+            with self.accelerator.autocast():
+                new = sample(lm, self.tokenizer, prompts, lengths, batch_size, generation_kwargs)
+            if return_prompt:
+                new = [torch.cat([q.cpu(), r]) for q, r in zip(prompts, new, strict=True)]
+            new = [r.to(self.accelerator.device) for r in new]
+            return new[0].unsqueeze(0) if single else new
+
+        responses = responses_of(self.policy, trained=True)
+        if not generate_ref_response:
+            return responses
+        with reference_weights(self.policy, self.ref_model) as reference:
+            return responses, responses_of(reference, trained=False)
+
+    def _sampling_weights(self, model: AutoModelForCausalLMWithValueHead) -> PreTrainedModel:
+        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.accelerator.mixed_precision)
+        if dtype is None or model.is_peft:
+            return model.base_lm
+        if self._half_copy is None:
+            self._half_copy = HalfPrecisionCopy(model.base_lm, dtype)
+        return self._half_copy.current()
+
+    # ------------------------------------------------------------------ one PPO step
+
+    def step(
+        self,
+        queries: Sequence[Tensor],
+        responses: Sequence[Tensor],
+        scores: Scores,
+        response_masks: Sequence[Tensor] | None = None,
+    ) -> dict[str, float]:
+        """One PPO optimisation step over a batch; returns its statistics.
+
+        queries, responses: 1-D id tensors (Q_i,) and (N_i,). scores: per sample a number, or one reward per
+        response token (N_i,), or a vector aligned with the log-probs (Q_i + N_i - 1,); kinds may be mixed, NaN
+        means "no verdict". Instead of the list, a callable that returns it is called after the log-prob
+        passes, so that remote critics work meanwhile. response_masks: (N_i,), 1 = train on this token.
+        """
+        started = time.perf_counter()
+        masks = self._check_batch(queries, responses, scores, response_masks)
+        sequences = Sequences(queries, responses, self.accelerator.device)
+        with self.accelerator.autocast():
+            rollout = self.passes.run(sequences)
+        passed = time.perf_counter()
+        given = scores() if callable(scores) else scores
+        if len(given) != len(queries):
+            raise ValueError(f"scores has {len(given)} entries but queries has {len(queries)}")
+        waited = time.perf_counter()
+
+        raw, verdicts = score_vectors(given, sequences.query_lengths, masks)
+        counted = [ok and bool(mask.any()) for ok, mask in zip(verdicts, masks, strict=True)]
+        vectors = self.score_scaler(raw, counted)
+        mask = self._trained_tokens(sequences, masks, counted)
+        kl_coef = self.kl_ctl.value
+        rewards = statistics.padded(vectors, mask) - kl_coef * rollout.kl
+        if self.config.whiten_rewards:
+            rewards = statistics.whiten(rewards, mask, self._reduce, shift_mean=False)
+        advantages, returns = gae(rewards, rollout.values, mask, self.config.gamma, self.config.lam)
+        advantages = statistics.whiten(advantages, mask, self._reduce)
+        targets = Targets(mask, rollout.logprobs, rollout.values, advantages, returns)
+
+        updated = time.perf_counter()
+        stats = self.updater.run(sequences, targets, rollout.trunk)
+        ended = time.perf_counter()
+        if self.lr_scheduler is not None:
+            self.lr_scheduler.step()
+
+        stats |= statistics.of_rollout(
+            rollout, rewards, returns, mask, raw, vectors, counted, kl_coef, sequences, self._reduce
+        )
+        stats["reward/no_verdict"] = self._total(verdicts.count(False))
+        stats["tokens/empty_responses"] = self._total(sequences.response_lengths.count(0))
+        stats["ppo/learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
+        stats |= {
+            "time/passes": passed - started,
+            "time/scores_wait": waited - passed,
+            "time/update": ended - updated,
+            "time/step": ended - started,
+        }
+        self._update_kl_coef(stats["objective/kl"], self._total(len(queries)))
+        self.last_rollout = _per_sample(rollout, rewards, advantages, sequences)
+        self.current_step += 1
+        return stats
+
+    def _check_batch(
+        self,
+        queries: Sequence[Tensor],
+        responses: Sequence[Tensor],
+        scores: Scores,
+        response_masks: Sequence[Tensor] | None,
+    ) -> list[Tensor]:
+        """Validate the lists of a batch; returns one bool mask (N_i,) per response."""
+        lists: dict[str, Sequence[Any]] = {"queries": queries, "responses": responses}
+        if not callable(scores):
+            lists["scores"] = scores
+        if response_masks is not None:
+            lists["response_masks"] = response_masks
+        for name, values in lists.items():
+            if len(values) != len(queries):
+                raise ValueError(f"{name} has {len(values)} entries but queries has {len(queries)}")
+        if not 1 <= len(queries) <= self.config.batch_size:
+            raise ValueError(
+                f"step got {len(queries)} samples: expected 1 to batch_size ({self.config.batch_size}); only the "
+                "last batch may be shorter"
+            )
+        for name in ("queries", "responses"):
+            for i, ids in enumerate(lists[name]):
+                if ids.dim() != 1 or ids.is_floating_point():
+                    raise ValueError(f"{name}[{i}] must be a 1-D tensor of token ids, got {tuple(ids.shape)}")
+                if name == "queries" and len(ids) == 0:
+                    raise ValueError(f"queries[{i}] is empty: give at least one token, such as BOS or EOS")
+        if response_masks is None:
+            return [torch.ones(len(r), dtype=torch.bool) for r in responses]
+        for i, (mask, response) in enumerate(zip(response_masks, responses, strict=True)):
+            if mask.shape != response.shape:
+                raise ValueError(
+                    f"response_masks[{i}] has shape {tuple(mask.shape)}, responses[{i}] {tuple(response.shape)}"
+                )
+        return [mask.bool().cpu() for mask in response_masks]
+
+    def _trained_tokens(self, sequences: Sequences, masks: list[Tensor], counted: list[bool]) -> Tensor:
+        """(B, N) bool: tokens that exist, are not masked out, and belong to a sample with a verdict."""
+        trained = torch.zeros_like(sequences.exists)
+        for i, mask in enumerate(masks):
+            if counted[i]:
+                trained[i, : len(mask)] = mask.to(trained.device)
+        return trained
+
+    def _update_kl_coef(self, kl: float, samples: float) -> None:
+        if self.config.kl_penalty == "kl" and kl < -1 and not self._warned_of_negative_kl:
+            self._warned_of_negative_kl = True
+            cause = ", ".join(self._biasing) or "none of the last generate call; are these its responses?"
+            logger.warning(
+                "mean sequence KL is %.2f, but a divergence can't be negative: the responses were not sampled "
+                "from the policy's own distribution. Generation settings that change it: %s",
+                kl,
+                cause,
+            )
+        self.kl_ctl.update(kl, int(samples))
+
+    # ------------------------------------------------------------------ logging and saving
+
+    def log_stats(self, stats: dict[str, float], batch: dict[str, Sequence[Any]], rewards: Sequence[Score]) -> None:
+        """Send a step's statistics and the batch's rewards (mean and deviation) to the trackers.
+
+        ``batch`` may hold ``query`` and ``response`` texts; the scripts keep those in samples.jsonl.
+        """
+        totals = torch.tensor([float(torch.as_tensor(r).sum()) for r in rewards])
+        totals = totals[~totals.isnan()]
+        logged = dict(stats)
+        if len(totals):
+            logged |= {
+                "env/reward_mean": totals.mean().item(),
+                "env/reward_std": totals.std(unbiased=False).item(),
+            }
+        self.accelerator.log(logged, step=self.current_step)
+
+    def save_pretrained(self, save_directory: str | Path) -> None:
+        """Save policy, value head and tokenizer as ordinary `transformers` files, from the main process."""
+        state = self.accelerator.get_state_dict(self.model)
+        if self.accelerator.is_main_process:
+            Path(save_directory).mkdir(parents=True, exist_ok=True)
+            self.policy.save_pretrained(save_directory, state_dict=state)
+            self.tokenizer.save_pretrained(str(save_directory))
+        self.accelerator.wait_for_everyone()
+
+    # ------------------------------------------------------------------ helpers
+
+    def _make_dataloader(
+        self, dataset: Dataset, data_collator: Callable[[list[dict[str, Any]]], Any] | None
+    ) -> DataLoader:
+        if self.config.remove_unused_columns:
+            known = {"query", "response", "label", "input_ids", "attention_mask", "position_ids", "labels"}
+            dataset = dataset.remove_columns([c for c in dataset.column_names if c not in known])
+        loader = DataLoader(
+            dataset,
+            batch_size=self.config.batch_size,
+            collate_fn=data_collator,
+            shuffle=True,
+            generator=torch.Generator().manual_seed(self.config.seed),
+        )
+        return self.accelerator.prepare(loader)
+
+    def _warn_of_half_precision(self) -> None:
+        half = [n for n, p in self.policy.named_parameters() if p.requires_grad and p.element_size() == 2]
+        if half:
+            logger.warning(
+                "%d trainable parameters (first: %s) are in half precision, which rounds small updates away; load "
+                "with dtype=torch.float32 and use mixed precision instead",
+                len(half),
+                half[0],
+            )
+
+    def _reduce(self, values: Tensor) -> Tensor:
+        """Sum over processes, in float64, back on the CPU."""
+        return self.accelerator.reduce(values.double().to(self.accelerator.device), reduction="sum").cpu()
+
+    def _total(self, count: int) -> float:
+        return float(self._reduce(torch.tensor([count]))[0])
+
+
+def _per_sample(rollout: Rollout, rewards: Tensor, advantages: Tensor, sequences: Sequences) -> list[dict[str, Tensor]]:
+    columns = {
+        "logprob": rollout.logprobs,
+        "ref_logprob": rollout.ref_logprobs,
+        "kl": rollout.kl,
+        "value": rollout.values,
+        "token_reward": rewards,
+        "advantage": advantages,
+    }
+    on_cpu = {name: tensor.detach().float().cpu() for name, tensor in columns.items()}
+    return [{k: t[i, :n] for k, t in on_cpu.items()} for i, n in enumerate(sequences.response_lengths)]

@@ -1,0 +1,173 @@
+"""One batch of sampled responses and what the models say of it: log-probs, KL, values, trunk states."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from peft import PeftModel
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from trl.core import entropy_from_logits, kl_penalty, logprobs_from_logits
+from trl.models import AutoModelForCausalLMWithValueHead
+from trl.models.trunk import trunk_parameters
+
+_MIN_PASS_SIZE = 8
+"""Samples per pass without gradients, at least; such a pass needs a fraction of a training pass's memory."""
+
+
+class Sequences:
+    """Query and response ids of a batch of B samples, and their layout for forward passes.
+
+    Sequences are padded on the right and lack their last token, whose prediction nobody needs; causal
+    attention never looks right, so no attention mask is needed and padding changes nothing.
+    ``exists`` (B, N) marks the response tokens; N is the longest response, at least 1.
+    """
+
+    def __init__(self, queries: Sequence[Tensor], responses: Sequence[Tensor], device: torch.device):
+        self.ids = [torch.cat([q, r]).to(device) for q, r in zip(queries, responses, strict=True)]
+        self.query_lengths = [len(q) for q in queries]
+        self.response_lengths = [len(r) for r in responses]
+        self.device = device
+        width = max(1, *self.response_lengths)
+        columns = torch.arange(width, device=device)
+        self.exists = columns < torch.tensor(self.response_lengths, device=device).unsqueeze(1)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def by_length(self, size: int) -> list[list[int]]:
+        """All rows, in chunks of similar length."""
+        order = sorted(range(len(self)), key=lambda i: len(self.ids[i]))
+        return [order[i : i + size] for i in range(0, len(order), size)]
+
+    def layout(self, rows: Sequence[int], mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Inputs (b, T), the positions (b, T) whose next token is wanted, and those tokens (M,).
+
+        ``mask`` (b, N) chooses response tokens; M is its sum, in row-major order.
+        """
+        ids = pad_sequence([self.ids[i][:-1] for i in rows], batch_first=True)
+        positions = torch.zeros_like(ids, dtype=torch.bool)
+        labels = []
+        for row, i in enumerate(rows):
+            start, n = self.query_lengths[i], self.response_lengths[i]
+            positions[row, start - 1 : start - 1 + n] = mask[row, :n]
+            labels.append(self.ids[i][start:][mask[row, :n]])
+        return ids, positions, torch.cat(labels)
+
+
+@dataclass
+class Rollout:
+    """What policy and reference say of the sampled tokens; all tensors (B, N), fp32, 0 where no token is."""
+
+    logprobs: Tensor
+    ref_logprobs: Tensor
+    kl: Tensor
+    values: Tensor
+    entropy: Tensor
+    trunk: list[Tensor] | None
+    """Per sample (T_i, D): hidden states entering the first unshared block, when the trunk is cached."""
+
+
+class RolloutPasses:
+    """The passes without gradients over a batch: trunk (once), policy and reference on top of it.
+
+    ``reference`` None means: the policy with its adapters disabled.
+    """
+
+    def __init__(
+        self,
+        policy: AutoModelForCausalLMWithValueHead,
+        reference: AutoModelForCausalLMWithValueHead | None,
+        kl_kind: str,
+        mini_batch_size: int,
+    ):
+        self.policy, self.reference, self.kl_kind = policy, reference, kl_kind
+        self.size = max(mini_batch_size, _MIN_PASS_SIZE)
+        self.caches_trunk = _same_trunk(policy, reference)
+
+    @torch.no_grad()
+    def run(self, sequences: Sequences) -> Rollout:
+        """Log-probs, KL, values and entropies of every response token; FloatingPointError if not finite."""
+        shape = sequences.exists.shape
+        out = {name: torch.zeros(shape, device=sequences.device) for name in _FIELDS}
+        trunk: list[Tensor] | None = [torch.empty(0)] * len(sequences) if self.caches_trunk else None
+        for rows in sequences.by_length(self.size):
+            mask = sequences.exists[rows]
+            ids, positions, labels = sequences.layout(rows, mask)
+            states = None
+            if trunk is not None:
+                states = self.policy.trunk(ids)
+                for row, i in enumerate(rows):
+                    trunk[i] = states[row, : len(sequences.ids[i]) - 1].clone()
+            chunk = self._chunk(ids, positions, labels, states)
+            for name, tensor in out.items():
+                target = torch.zeros(mask.shape, device=sequences.device)
+                target[mask] = chunk[name]
+                tensor[rows] = target
+        _check_finite(out, sequences)
+        return Rollout(**out, trunk=trunk)
+
+    def _chunk(self, ids: Tensor, positions: Tensor, labels: Tensor, states: Tensor | None) -> dict[str, Tensor]:
+        """The five statistics of M selected tokens, each (M,)."""
+        inputs = {"input_ids": ids} if states is None else {"trunk_states": states}
+        logits, _, values = self.policy(positions=positions, **inputs)
+        logprobs = logprobs_from_logits(logits, labels)
+        entropy = entropy_from_logits(logits)
+        if self.kl_kind == "full":
+            policy_distribution = F.log_softmax(logits.float(), dim=-1)
+        del logits
+        with reference_weights(self.policy, self.reference) as reference:
+            ref_logits, _, _ = reference(positions=positions, **inputs)
+        ref_logprobs = logprobs_from_logits(ref_logits, labels)
+        if self.kl_kind == "full":
+            kl = kl_penalty(policy_distribution, F.log_softmax(ref_logits.float(), dim=-1), "full")
+        else:
+            kl = kl_penalty(logprobs, ref_logprobs, self.kl_kind)
+        return {
+            "logprobs": logprobs,
+            "ref_logprobs": ref_logprobs,
+            "kl": kl,
+            "values": values,
+            "entropy": entropy,
+        }
+
+
+_FIELDS = ("logprobs", "ref_logprobs", "kl", "values", "entropy")
+
+
+@contextmanager
+def reference_weights(
+    policy: AutoModelForCausalLMWithValueHead, reference: AutoModelForCausalLMWithValueHead | None
+) -> Iterator[AutoModelForCausalLMWithValueHead]:
+    """The reference model; where there is none, the PEFT policy with its adapters off for the block."""
+    if reference is not None:
+        yield reference
+    else:
+        with cast(PeftModel, policy.pretrained_model).disable_adapter():
+            yield policy
+
+
+def _same_trunk(policy: AutoModelForCausalLMWithValueHead, reference: AutoModelForCausalLMWithValueHead | None) -> bool:
+    """Whether both models read the same frozen storage below their top blocks."""
+    n = policy.num_shared_layers
+    if n == 0 or reference is None or reference.num_shared_layers != n:
+        return False
+    pairs = zip(trunk_parameters(policy.base_lm, n), trunk_parameters(reference.base_lm, n), strict=True)
+    return all(a.data_ptr() == b.data_ptr() for a, b in pairs)
+
+
+def _check_finite(tensors: dict[str, Tensor], sequences: Sequences) -> None:
+    for name in ("logprobs", "ref_logprobs", "values"):
+        bad = ~tensors[name].isfinite()
+        if bad.any():
+            sample, token = bad.nonzero()[0].tolist()
+            source = {"logprobs": "policy logits", "ref_logprobs": "reference logits", "values": "values"}[name]
+            raise FloatingPointError(
+                f"{source} are not finite at sample {sample}, response token {token} (id "
+                f"{int(sequences.ids[sample][sequences.query_lengths[sample] + token])}); nothing was updated. "
+                "Lower the learning rate, or resume from the last checkpoint."
+            )

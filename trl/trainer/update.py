@@ -1,0 +1,183 @@
+"""The PPO epochs over one rollout: mini-batches, accumulation, early stopping, dropped optimizer steps."""
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from torch.optim import Optimizer
+
+from trl.core import logprobs_from_logits, ppo_loss
+from trl.trainer.config import PPOConfig
+from trl.trainer.rollout import Sequences
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Targets:
+    """What the update aims at; all (B, N). ``mask`` marks the tokens that are trained on."""
+
+    mask: Tensor
+    logprobs: Tensor
+    values: Tensor
+    advantages: Tensor
+    returns: Tensor
+
+
+class Updater:
+    """Runs `PPOConfig.ppo_epochs` over a rollout. ``model`` and ``optimizer`` are the prepared ones."""
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, accelerator: Accelerator, config: PPOConfig):
+        self.model, self.optimizer, self.accelerator, self.config = model, optimizer, accelerator, config
+
+    def run(self, sequences: Sequences, targets: Targets, trunk: list[Tensor] | None) -> dict[str, float]:
+        """Update the policy; returns token-weighted means of `ppo_loss`'s statistics and the counts.
+
+        A mini-batch whose mean ratio is above the threshold or not finite drops its whole optimizer step, on
+        every process: gradients are discarded, and neither parameters nor moments are touched.
+        """
+        totals: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64))
+        tokens, skipped, steps, stopped = 0.0, 0, 0, False
+        for epoch in range(self.config.ppo_epochs):
+            for number, slices in enumerate(self._optimizer_steps(len(sequences))):
+                count = sum(float(targets.mask[rows].sum()) for rows in slices)
+                num_tokens = float(self._sum(torch.tensor([count]))[0])
+                if num_tokens == 0:
+                    continue
+                outcome, stats = self._accumulate(
+                    sequences, targets, trunk, slices, num_tokens, first=epoch == number == 0
+                )
+                if outcome == "stop":
+                    stopped = True
+                    break
+                if outcome == "skip":
+                    skipped += 1
+                    continue
+                self._apply_gradients()
+                steps += 1
+                tokens += num_tokens
+                for name, value in stats.items():
+                    totals[name] += value * num_tokens
+            if stopped:
+                break
+        names = sorted(totals)
+        summed = self._sum(torch.stack([totals[n] for n in names])).tolist() if names else []
+        means = {f"ppo/{n}": total / tokens for n, total in zip(names, summed, strict=True)}
+        return {
+            **means,
+            "ppo/skipped_minibatches": float(skipped),
+            "ppo/optimizer_steps": float(steps),
+            "ppo/early_stopped": float(stopped),
+        }
+
+    def _optimizer_steps(self, batch_size: int) -> Iterator[list[list[int]]]:
+        """Shuffled rows of one epoch: per optimizer step, one list of rows per mini-batch.
+
+        Every process makes as many passes as the one with the most samples; missing slices are empty.
+        """
+        mini, accumulation = self.config.mini_batch_size, self.config.gradient_accumulation_steps
+        order = torch.randperm(batch_size).tolist()
+        local = -(-batch_size // (mini * accumulation))
+        longest = int(self.accelerator.gather(torch.tensor([local], device=self.accelerator.device)).max())
+        for step in range(longest):
+            start = step * mini * accumulation
+            yield [order[start + k * mini : start + (k + 1) * mini] for k in range(accumulation)]
+
+    def _accumulate(
+        self,
+        sequences: Sequences,
+        targets: Targets,
+        trunk: list[Tensor] | None,
+        slices: list[list[int]],
+        num_tokens: float,
+        first: bool,
+    ) -> tuple[str, dict[str, Tensor]]:
+        """Gradients of one optimizer step: ``("ok", stats)``, or ``("skip" | "stop", {})`` with none left."""
+        total: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64))
+        for k, rows in enumerate(slices):
+            last = k == len(slices) - 1
+            with nullcontext() if last else self.accelerator.no_sync(self.model):
+                loss, stats, count = self._loss(sequences, targets, trunk, rows, num_tokens)
+                verdict = self._judge(stats, count, num_tokens, check_first=first and k == 0)
+                if verdict != "ok":
+                    self.optimizer.zero_grad(set_to_none=True)
+                    return verdict, {}
+                # DDP averages over processes, while the loss is a sum over all of them
+                self.accelerator.backward(loss * self.accelerator.num_processes)
+            for name, value in stats.items():
+                total[name] += value.double().cpu()
+        return "ok", total
+
+    def _loss(
+        self,
+        sequences: Sequences,
+        targets: Targets,
+        trunk: list[Tensor] | None,
+        rows: list[int],
+        num_tokens: float,
+    ) -> tuple[Tensor, dict[str, Tensor], float]:
+        """Loss of one mini-batch as its share of the optimizer step, statistics likewise, its token count."""
+        mask = targets.mask[rows]
+        if not rows:  # nothing left here, but other processes expect this one to take part
+            rows, mask = [0], torch.zeros_like(targets.mask[:1])
+        ids, positions, labels = sequences.layout(rows, mask)
+        if trunk is None:
+            logits, _, values = self.model(input_ids=ids, positions=positions)
+        else:
+            states = pad_sequence([trunk[i] for i in rows], batch_first=True)
+            logits, _, values = self.model(trunk_states=states, positions=positions)
+        loss, stats = ppo_loss(
+            logprobs_from_logits(logits, labels),
+            targets.logprobs[rows][mask],
+            values,
+            targets.values[rows][mask],
+            targets.advantages[rows][mask],
+            targets.returns[rows][mask],
+            torch.ones_like(labels),
+            cliprange=self.config.cliprange,
+            cliprange_value=self.config.cliprange_value,
+            vf_coef=self.config.vf_coef,
+            num_tokens=num_tokens,
+        )
+        return loss, stats, float(mask.sum())
+
+    def _judge(self, stats: dict[str, Tensor], count: float, num_tokens: float, check_first: bool) -> str:
+        """The fate of a mini-batch, "ok", "skip" or "stop", from means over all processes: the same on each."""
+        local = [
+            float(stats["policy/ratio"]) * num_tokens,
+            float(stats["policy/policykl"]) * num_tokens,
+            count,
+        ]
+        ratio, policy_kl, tokens = self._sum(torch.tensor(local)).tolist()
+        if tokens == 0:
+            return "ok"
+        ratio, policy_kl = ratio / tokens, policy_kl / tokens
+        if check_first:
+            tolerance = 1e-2 if self.accelerator.mixed_precision == "no" else 0.1
+            if abs(ratio - 1) > tolerance:
+                logger.warning(
+                    "the first mini-batch's mean ratio is %.4f, not 1: the update pass differs from the rollout "
+                    "pass (dropout active, or weights changed in between)",
+                    ratio,
+                )
+        if not ratio <= self.config.ratio_threshold:  # also true for NaN
+            logger.warning("mean ratio %.3g: this optimizer step is dropped", ratio)
+            return "skip"
+        if self.config.early_stopping and policy_kl > 1.5 * self.config.target_kl:
+            return "stop"
+        return "ok"
+
+    def _apply_gradients(self) -> None:
+        if self.config.max_grad_norm is not None:
+            self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _sum(self, values: Tensor) -> Tensor:
+        return self.accelerator.reduce(values.double().to(self.accelerator.device), reduction="sum")
