@@ -73,9 +73,7 @@ def load_run(folder: str | Path) -> Run:
     folder = Path(folder)
     paths = [folder / METRICS_FILE, folder / SAMPLES_FILE]
     if not any(path.exists() for path in paths):
-        raise FileNotFoundError(
-            f"{folder} is no run folder: it has neither {METRICS_FILE} nor {SAMPLES_FILE}"
-        )
+        raise FileNotFoundError(f"{folder} is no run folder: it has neither {METRICS_FILE} nor {SAMPLES_FILE}")
     metrics, samples = (_without_repeats(read_jsonl(path)) if path.exists() else [] for path in paths)
     merged: dict[int, Row] = {}
     for row in metrics:
