@@ -40,7 +40,7 @@ import tiny  # noqa: E402
 
 QUERY_LENGTHS = [3, 6, 2, 5, 4, 1, 7, 3]
 RESPONSE_LENGTHS = [4, 1, 6, 3, 7, 2, 5, 4]
-EQUAL_LENGTHS = [4] * 8
+EQUAL_QUERY_LENGTHS, EQUAL_RESPONSE_LENGTHS = [5] * 8, [4] * 8
 SCORES = [[1.0, -0.5, 2.0, 0.25, -1.5, 0.0, 0.75, 3.0], [0.5, 1.5, -1.0, 2.5, 0.0, -0.25, 1.0, -2.0]]
 MODEL_SEED, REFERENCE_SEED, HEAD_SEED, BATCH_SEEDS = 1, 2, 3, [10, 11]
 
@@ -75,7 +75,11 @@ CASES: dict[str, dict[str, Any]] = {
         "config": {"use_score_scaling": True, "use_score_norm": True, "score_clip": 1.0},
     },
     "gpt2_clipped_scores": {"model": "gpt2", "config": {"score_clip": 0.8}},
-    "gpt2_whitened_rewards": {"model": "gpt2", "config": {"whiten_rewards": True}},
+    "gpt2_whitened_rewards": {
+        "model": "gpt2",
+        "equal_lengths": True,
+        "config": {"whiten_rewards": True},
+    },
     "gpt2_tight_clip": {
         "model": "gpt2",
         "config": {"cliprange": 0.02, "cliprange_value": 0.02, "learning_rate": 1e-3},
@@ -139,7 +143,11 @@ NOTES = {
         "With a masked token between two response tokens the peer's GAE discounts over it with value 0; ours "
         "skips it. Only prefixes are masked here, where both agree."
     ),
-    "whitened_rewards": "The per-token reward stored here is taken before whiten_rewards acts.",
+    "whitened_rewards": (
+        "The peer's whiten_rewards adds the mean back at padded positions too, and its GAE then carries "
+        "these into the response; ours never reads padding. The case has equal lengths, so no padding. The "
+        "per-token reward stored here is taken before whiten_rewards acts."
+    ),
     "approxkl": "The peer's approxkl is 0.5 * mean((new - old)^2); its policykl is mean(old - new).",
     "whitening": "masked_whiten of both: unbiased variance and eps 1e-8; the peer's is NaN for one token.",
     "grad_norm": (
@@ -160,9 +168,7 @@ class RecordingTrainer(PPOTrainer):
         self.tokens = {"kl": kls, "reward": rewards}
         return rewards, non_score, kls
 
-    def compute_advantages(
-        self, values: Tensor, rewards: Tensor, mask: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def compute_advantages(self, values: Tensor, rewards: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         values, advantages, returns = super().compute_advantages(values, rewards, mask)
         self.tokens.update(value=values, advantage=advantages, returns=returns)
         self.step_mask, self.ratios = mask, []
@@ -219,11 +225,13 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
     trainer = RecordingTrainer(PPOConfig(**settings), policy, reference, tokenizer)
     tensor_moments(trainer)
 
-    response_lengths = EQUAL_LENGTHS if case.get("equal_lengths") else RESPONSE_LENGTHS
+    query_lengths, response_lengths = QUERY_LENGTHS, RESPONSE_LENGTHS
+    if case.get("equal_lengths"):
+        query_lengths, response_lengths = EQUAL_QUERY_LENGTHS, EQUAL_RESPONSE_LENGTHS
     prefix = case.get("masked_prefix")
     steps = []
     for batch_seed, scores in zip(BATCH_SEEDS, SCORES, strict=True):
-        queries, responses = tiny.ragged_batch(QUERY_LENGTHS, response_lengths, batch_seed)
+        queries, responses = tiny.ragged_batch(query_lengths, response_lengths, batch_seed)
         masks = None
         if prefix is not None:
             masks = [(torch.arange(len(r)) >= n).long() for r, n in zip(responses, prefix, strict=True)]
@@ -250,7 +258,7 @@ def run_case(case: dict[str, Any]) -> dict[str, Any]:
     return {
         "model": case["model"],
         "config": settings,
-        "query_lengths": QUERY_LENGTHS,
+        "query_lengths": query_lengths,
         "response_lengths": response_lengths,
         "masked_prefix": prefix,
         "steps": steps,
@@ -288,9 +296,7 @@ def main() -> None:
         "cases": {name: run_case(case) for name, case in CASES.items()},
     }
     # one line per list of numbers, so that a difference between two files can be read
-    text = re.sub(
-        r"\[[^\[\]{}]*\]", lambda found: " ".join(found.group().split()), json.dumps(golden, indent=1)
-    )
+    text = re.sub(r"\[[^\[\]{}]*\]", lambda found: " ".join(found.group().split()), json.dumps(golden, indent=1))
     output.write_text(text + "\n")
     print(f"{len(CASES)} cases, {output.stat().st_size / 1e3:.0f} kB -> {output}")
 
