@@ -82,10 +82,10 @@ def load_run(folder: str | Path) -> Run:
 
 
 def _without_repeats(rows: Sequence[Row]) -> list[Row]:
-    """Drop the rows of a step and later ones once a row with that step follows them."""
+    """Where the step goes back, drop the earlier rows of that step and of later ones."""
     kept: list[Row] = []
     for row in rows:
-        while kept and kept[-1]["step"] > row["step"]:
-            kept.pop()
+        if kept and kept[-1]["step"] > row["step"]:
+            kept = [old for old in kept if old["step"] < row["step"]]
         kept.append(row)
     return kept
