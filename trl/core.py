@@ -36,8 +36,14 @@ class LengthSampler:
         return int(torch.randint(self.min_value, self.max_value + 1, (1,)).item())
 
 
+def _fp32(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Half-precision tensors in fp32; others as they are."""
+    return tuple(t.float() if t.is_floating_point() and t.element_size() < 4 else t for t in tensors)
+
+
 def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     """Mean of ``values`` where ``mask`` is 1, over all positions or along ``dim``; 0 where nothing counts."""
+    (values,) = _fp32(values)
     mask = mask.to(values.dtype)
     # where, not multiplication: a NaN or inf at a masked position must not leak in
     kept = torch.where(mask.bool(), values, torch.zeros_like(values))
@@ -48,6 +54,7 @@ def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
 
 def masked_var(values: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
     """Variance of ``values`` where ``mask`` is 1 (Bessel-corrected if ``unbiased``); 0 for fewer than 2."""
+    (values,) = _fp32(values)
     count = mask.sum()
     if count < 2:
         return torch.zeros((), dtype=values.dtype, device=values.device)
@@ -60,6 +67,7 @@ def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tens
 
     A single counted value passes through unchanged: it has no spread to be scaled by.
     """
+    (values,) = _fp32(values)
     if mask.sum() < 2:
         return values
     mean, variance = masked_mean(values, mask), masked_var(values, mask)
@@ -85,6 +93,7 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "kl") -> Tens
     ``kl`` lp - ref, ``abs`` |lp - ref|, ``mse`` (lp - ref)^2 / 2: inputs and result have one shape.
     ``full``: both inputs are full log-distributions (..., V); the result (...) is sum_v p log(p/q) >= 0.
     """
+    logprobs, ref_logprobs = _fp32(logprobs, ref_logprobs)
     if kind == "kl":
         return logprobs - ref_logprobs
     if kind == "abs":
@@ -102,6 +111,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float = 1.0, lam: 
     rewards, values, mask: (B, N). A masked position is stepped over: it takes no discount and gets
     advantage and return 0. Returns (advantages, returns), with returns = advantages + values.
     """
+    rewards, values = _fp32(rewards, values)
     keep = mask.bool()
     advantages = torch.zeros_like(values)
     next_value = values.new_zeros(values.shape[0])
@@ -135,6 +145,8 @@ def ppo_loss(
     scalars with the same division: loss/policy, loss/value, loss/total, policy/ratio, policy/clipfrac,
     policy/approxkl (half the squared log-ratio), policy/policykl (old - new), val/clipfrac, val/error.
     """
+    logprobs, old_logprobs, values, old_values = _fp32(logprobs, old_logprobs, values, old_values)
+    advantages, returns = _fp32(advantages, returns)
     keep = mask.bool()
     denominator = keep.sum().clamp(min=1) if num_tokens is None else num_tokens
 

@@ -375,7 +375,7 @@ def test_negative_kl_warning_names_the_generation_setting(caplog):
 
 
 def test_bf16_autocast_samples_from_a_refreshed_copy():
-    trainer = make_trainer(ref_shift=0, accelerator_kwargs={"mixed_precision": "bf16"}, learning_rate=1e-2)
+    trainer = make_trainer(ref_shift=0, accelerator_kwargs={"mixed_precision": "bf16"}, ppo_epochs=1)
     trainer.generate(BATCH[0], LengthSampler(2, 2))
     copied = trainer._half_copy
     assert copied is not None and copied.copy.dtype == torch.bfloat16

@@ -65,8 +65,9 @@ def can_split(lm: nn.Module) -> bool:
 
 def _layout(lm: nn.Module) -> _Layout:
     if not isinstance(lm, PreTrainedModel) or not can_split(lm):
+        blocks = f" with {lm.config.num_hidden_layers} blocks" if isinstance(lm, PreTrainedModel) else ""
         raise ValueError(
-            f"can't share the lower blocks of {type(lm).__name__}: its layout isn't known here. Known "
+            f"can't share the lower blocks of {type(lm).__name__}{blocks}: its layout isn't known here. Known "
             f"architectures: {', '.join(sorted(_LAYOUTS))}. Leave num_shared_layers unset for this model."
         )
     return _LAYOUTS[lm.config.model_type]
@@ -120,7 +121,7 @@ class TrunkSplit:
         below |= {name: None for name in layout.leave}
         above: dict[str, nn.Module | None] = {layout.blocks: blocks[num_shared_layers:]}
         for name in layout.entry:
-            module = body.get_submodule(name) if body._modules[name] is not None else None
+            module = body._modules.get(name)  # an optional projection may be absent
             # a position embedding is added, so it becomes 0; a projection is applied, so it is left out
             above[name] = _Zero(module.weight) if isinstance(module, nn.Embedding) else None
         self.bottom = _view(body, below, slice(0, num_shared_layers))

@@ -4,6 +4,7 @@ import json
 import logging
 from pathlib import Path
 from typing import Any, cast
+from zipfile import is_zipfile
 
 import torch
 import torch.nn.functional as F
@@ -83,7 +84,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module, PushToHubMixin):
             lm = cast(PeftModel, get_peft_model(cast(PreTrainedModel, lm), peft_config))
         model = cls(lm)
         if source is not None:
-            state = _find_value_head(source)
+            state = _find_value_head(source, hf_kwargs)
             if state is None:
                 logger.warning("%s holds no value head: it is newly initialised, for PPO to train", source)
             else:
@@ -184,7 +185,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module, PushToHubMixin):
 
 
 def _load_lm(source: str, dtype: torch.dtype, hf_kwargs: dict[str, Any]) -> PreTrainedModel | PeftModel:
-    if _file(source, "adapter_config.json") is None:
+    if _file(source, "adapter_config.json", hf_kwargs) is None:
         return AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **hf_kwargs)
     base = PeftConfig.from_pretrained(source).base_model_name_or_path
     if base is None:
@@ -209,34 +210,39 @@ def _switch_dropout_off(lm: nn.Module) -> None:
                 setattr(module, attribute, 0.0)
 
 
-def _file(source: str, name: str) -> str | None:
+_HUB_KWARGS = {"subfolder", "revision", "cache_dir", "token", "local_files_only", "force_download"}
+"""Those of `from_pretrained`'s arguments that say where a file is."""
+
+
+def _file(source: str, name: str, hf_kwargs: dict[str, Any]) -> str | None:
     """Path of one file of a local folder or hub repository, None where there is none."""
     return cached_file(
         source,
         name,
+        **{k: v for k, v in hf_kwargs.items() if k in _HUB_KWARGS},
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
         _raise_exceptions_for_gated_repo=False,
     )
 
 
-def _find_value_head(source: str) -> dict[str, Tensor] | None:
+def _find_value_head(source: str, hf_kwargs: dict[str, Any]) -> dict[str, Tensor] | None:
     """The value head's weights from our own file, or from ``v_head.*`` keys in (sharded) model files."""
-    own = _file(source, VALUE_HEAD_FILE)
+    own = _file(source, VALUE_HEAD_FILE, hf_kwargs)
     if own is not None:
         return _read_prefixed(own, "")
     for single, index in (
         ("model.safetensors", "model.safetensors.index.json"),
         ("pytorch_model.bin", "pytorch_model.bin.index.json"),
     ):
-        index_path = _file(source, index)
+        index_path = _file(source, index, hf_kwargs)
         if index_path is not None:
             weight_map = json.loads(Path(index_path).read_text())["weight_map"]
             names = sorted({shard for key, shard in weight_map.items() if key.startswith(_PREFIX)})
         else:
             names = [single]
         state: dict[str, Tensor] = {}
-        for path in (_file(source, name) for name in names):
+        for path in (_file(source, name, hf_kwargs) for name in names):
             if path is not None:
                 state |= _read_prefixed(path, _PREFIX)
         if state:
@@ -249,5 +255,5 @@ def _read_prefixed(path: str, prefix: str) -> dict[str, Tensor]:
     if path.endswith(".safetensors"):
         with safe_open(path, framework="pt") as file:
             return {k.removeprefix(prefix): file.get_tensor(k) for k in file.keys() if k.startswith(prefix)}  # noqa: SIM118
-    weights = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    weights = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
     return {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
