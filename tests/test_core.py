@@ -28,7 +28,7 @@ from trl.core import (
     set_seed,
 )
 
-KNOWN = json.loads((Path(__file__).parent / "golden" / "ppo.json").read_text())
+KNOWN = json.loads((Path(__file__).parent / "cases" / "ppo.json").read_text())
 GARBAGE = 1e6
 """What padding holds in the tests: finite, and large enough to show wherever it leaks."""
 

@@ -88,9 +88,7 @@ def tiny_gpt2(seed: int = 0, *, layers: int = 2, vocab_size: int = VOCAB_SIZE) -
     return _filled(GPT2LMHeadModel(config), seed)
 
 
-def tiny_llama(
-    seed: int = 0, *, layers: int = 2, vocab_size: int = VOCAB_SIZE, tied: bool = False
-) -> LlamaForCausalLM:
+def tiny_llama(seed: int = 0, *, layers: int = 2, vocab_size: int = VOCAB_SIZE, tied: bool = False) -> LlamaForCausalLM:
     """Llama with rotary positions, grouped-query attention and (unless ``tied``) an own LM head."""
     config = LlamaConfig(
         vocab_size=vocab_size,
@@ -126,12 +124,19 @@ def tiny_neox(seed: int = 0, *, layers: int = 2, vocab_size: int = VOCAB_SIZE) -
     return _filled(GPTNeoXForCausalLM(config), seed)
 
 
-def tiny_opt(seed: int = 0, *, layers: int = 2, vocab_size: int = VOCAB_SIZE) -> OPTForCausalLM:
-    """OPT with learned, offset positions; the embedding is as wide as the model."""
+def tiny_opt(
+    seed: int = 0, *, layers: int = 2, vocab_size: int = VOCAB_SIZE, projected: bool = False
+) -> OPTForCausalLM:
+    """OPT with learned, offset positions.
+
+    ``projected`` gives the odd member of the family (opt-350m): embeddings half as wide as the model, linear
+    maps in and out, norms after the blocks' parts and no final norm.
+    """
     config = OPTConfig(
         vocab_size=vocab_size,
         hidden_size=HIDDEN_SIZE,
-        word_embed_proj_dim=HIDDEN_SIZE,
+        word_embed_proj_dim=HIDDEN_SIZE // 2 if projected else HIDDEN_SIZE,
+        do_layer_norm_before=not projected,
         ffn_dim=64,
         num_hidden_layers=layers,
         num_attention_heads=4,

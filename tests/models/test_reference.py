@@ -1,5 +1,8 @@
 """The frozen reference model and its shared blocks."""
 
+from functools import partial
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import BloomConfig, BloomForCausalLM
@@ -8,13 +11,21 @@ from tests.tiny import perturb_weights, tiny_gpt2, tiny_llama, tiny_neox, tiny_o
 from trl import AutoModelForCausalLMWithValueHead, create_reference_model
 
 LAYERS = 4
-BUILDERS = {"gpt2": tiny_gpt2, "llama": tiny_llama, "neox": tiny_neox, "opt": tiny_opt}
+BUILDERS = {
+    "gpt2": tiny_gpt2,
+    "llama": tiny_llama,
+    "neox": tiny_neox,
+    "opt": tiny_opt,
+    "opt_projected": partial(tiny_opt, projected=True),
+}
 BLOCK_PREFIX = {
     "gpt2": "transformer.h.",
     "llama": "model.layers.",
     "neox": "gpt_neox.layers.",
     "opt": "model.decoder.layers.",
+    "opt_projected": "model.decoder.layers.",
 }
+EMBEDDINGS = ("wte", "wpe", "embed_tokens", "embed_in", "embed_positions", "project_in")
 IDS = torch.tensor([[5, 6, 7, 300], [0, 9, 10, 11]])
 
 
@@ -26,7 +37,7 @@ def is_below(builder: str, name: str, shared: int) -> bool:
     """Whether a causal LM parameter belongs to the embeddings or one of the first ``shared`` blocks."""
     if name.startswith(BLOCK_PREFIX[builder]):
         return int(name.removeprefix(BLOCK_PREFIX[builder]).split(".")[0]) < shared
-    return any(word in name for word in ("wte", "wpe", "embed_tokens", "embed_in", "embed_positions"))
+    return any(word in name for word in EMBEDDINGS)
 
 
 def train_one_step(model: AutoModelForCausalLMWithValueHead) -> None:
@@ -105,7 +116,7 @@ def test_untied_lm_head_keeps_training() -> None:
     assert head.data_ptr() != other.data_ptr()
 
 
-def test_sharing_survives_a_saved_and_loaded_policy(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_sharing_survives_a_saved_and_loaded_policy(tmp_path: Path) -> None:
     policy = policy_of("gpt2")
     create_reference_model(policy, num_shared_layers=2)
     policy.save_pretrained(tmp_path)
@@ -157,3 +168,45 @@ def test_reference_and_policy_have_dropout_off(builder: str) -> None:
     policy = policy_of(builder)
     reference = create_reference_model(policy, num_shared_layers=1).train()
     assert torch.equal(reference(IDS)[0], reference(IDS)[0])
+
+
+def train_upper_half(policy: AutoModelForCausalLMWithValueHead) -> None:
+    """Make policy and reference differ above the shared blocks."""
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            if parameter.requires_grad:
+                parameter.mul_(1.1)
+
+
+@pytest.mark.parametrize("builder", BUILDERS)
+@pytest.mark.parametrize("shared", [1, LAYERS - 1])
+def test_trunk_states_and_selected_positions_equal_the_full_pass(builder: str, shared: int) -> None:
+    """Fast paths against their slow twin: trunk once, then top blocks and heads at the wanted positions."""
+    policy = policy_of(builder)
+    reference = create_reference_model(policy, num_shared_layers=shared)
+    train_upper_half(policy)
+    wanted = torch.tensor([[0, 1, 0, 1], [1, 0, 1, 0]]).bool()
+    states = policy.trunk(IDS)
+    assert torch.equal(states, reference.trunk(IDS))
+    for model in (policy, reference):
+        logits, _, values = model(IDS)
+        for inputs in ({"input_ids": IDS}, {"trunk_states": states}):
+            few_logits, _, few_values = model(positions=wanted, **inputs)
+            torch.testing.assert_close(few_logits, logits[wanted], atol=1e-5, rtol=0)
+            torch.testing.assert_close(few_values, values[wanted], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("builder", BUILDERS)
+def test_trunk_states_give_the_full_pass_gradients(builder: str) -> None:
+    policy = policy_of(builder)
+    create_reference_model(policy, num_shared_layers=2)
+    everywhere = torch.ones_like(IDS, dtype=torch.bool)
+    gradients = []
+    for inputs in ({"input_ids": IDS}, {"trunk_states": policy.trunk(IDS), "positions": everywhere}):
+        policy.zero_grad()
+        logits, _, values = policy(**inputs)
+        (logits.reshape(-1, logits.shape[-1]).log_softmax(-1)[:, 5].sum() + values.sum()).backward()
+        gradients.append({n: p.grad.clone() for n, p in policy.named_parameters() if p.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys()
+    assert gradients[0]
+    torch.testing.assert_close(gradients[0], gradients[1], atol=1e-4, rtol=1e-4)

@@ -1,6 +1,7 @@
 """The value-head model: every checkpoint format, precision, dropout, padding."""
 
 import logging
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,25 +24,32 @@ from tests.tiny import (
 )
 from trl import AutoModelForCausalLMWithValueHead
 
-BUILDERS = {"gpt2": tiny_gpt2, "llama": tiny_llama, "neox": tiny_neox, "opt": tiny_opt}
+BUILDERS = {
+    "gpt2": tiny_gpt2,
+    "llama": tiny_llama,
+    "neox": tiny_neox,
+    "opt": tiny_opt,
+    "opt_projected": partial(tiny_opt, projected=True),
+}
+WIDTHS = {"opt_projected": HIDDEN_SIZE // 2}
+"""Width of what the LM head reads, where it is not the model's own."""
 
 
 def with_head(builder: str = "gpt2", seed: int = 3) -> AutoModelForCausalLMWithValueHead:
     """A wrapped tiny model whose value head holds known numbers."""
     model = AutoModelForCausalLMWithValueHead.from_pretrained(BUILDERS[builder]())
-    model.v_head.load_state_dict({k.removeprefix("v_head."): v for k, v in value_head_weights(seed).items()})
+    head = value_head_weights(seed, WIDTHS.get(builder, HIDDEN_SIZE))
+    model.v_head.load_state_dict({k.removeprefix("v_head."): v for k, v in head.items()})
     return model
 
 
-def assert_same_head(model: AutoModelForCausalLMWithValueHead, seed: int = 3) -> None:
+def assert_same_head(model: AutoModelForCausalLMWithValueHead, seed: int = 3, width: int = HIDDEN_SIZE) -> None:
     state = model.v_head.state_dict()
-    for name, expected in value_head_weights(seed).items():
+    for name, expected in value_head_weights(seed, width).items():
         assert torch.equal(state[name.removeprefix("v_head.")], expected)
 
 
-def assert_same_outputs(
-    model: AutoModelForCausalLMWithValueHead, other: AutoModelForCausalLMWithValueHead
-) -> None:
+def assert_same_outputs(model: AutoModelForCausalLMWithValueHead, other: AutoModelForCausalLMWithValueHead) -> None:
     ids = torch.tensor([[5, 0, 300, 7, 12]])
     with torch.no_grad():
         logits, _, values = model(ids)
@@ -64,7 +72,7 @@ def test_forward_gives_logits_loss_and_fp32_values(builder: str) -> None:
     assert values.dtype == torch.float32
     expected = model.pretrained_model(ids, output_hidden_states=True)
     torch.testing.assert_close(logits, expected.logits, atol=1e-6, rtol=0)
-    head = value_head_weights(3)
+    head = value_head_weights(3, WIDTHS.get(builder, HIDDEN_SIZE))
     by_hand = expected.hidden_states[-1] @ head["v_head.summary.weight"][0] + head["v_head.summary.bias"]
     torch.testing.assert_close(values, by_hand, atol=1e-5, rtol=1e-5)
 
@@ -125,7 +133,7 @@ def test_save_and_load_is_bit_identical(builder: str, tmp_path: Path) -> None:
     model = with_head(builder)
     model.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path)
-    assert_same_head(loaded)
+    assert_same_head(loaded, width=WIDTHS.get(builder, HIDDEN_SIZE))
     assert_same_outputs(loaded, model)
     assert not list(tmp_path.glob("*.bin"))
 
