@@ -411,9 +411,33 @@ def test_dataloader_uses_every_sample_once():
         AutoModelForCausalLMWithValueHead.from_pretrained(tiny_llama()),
         tokenizer=tiny_tokenizer(),
         dataset=data,
-        data_collator=lambda rows: {key: [row[key] for row in rows] for key in rows[0]},
     )
     batches = list(trainer.dataloader)
     assert [len(b["query"]) for b in batches] == [8, 8, 5]
     assert sorted(int(q) for b in batches for q in b["query"]) == list(range(21))
     assert "extra" not in batches[0]
+    assert batches[0]["input_ids"][0].tolist() == [int(batches[0]["query"][0])]
+
+
+def test_shards_join_to_one_global_order_whatever_the_number_of_processes():
+    for size in (1, 7, 16, 33):
+        alone = [sorted(batch) for batch in ShardedBatches(size, 8, seed=3)]
+        for world in (2, 4):
+            shards = [list(ShardedBatches(size, 8 // world, rank=r, world=world, seed=3)) for r in range(world)]
+            assert len({len(s) for s in shards}) == 1, "every process makes the same number of steps"
+            joined = [sorted({i for batch in step for i in batch}) for step in zip(*shards, strict=True)]
+            assert joined == alone
+    sampler = ShardedBatches(16, 16)
+    assert list(sampler) != list(sampler)
+
+
+def test_scores_scaled_beforehand_keep_token_rewards_at_their_size():
+    queries, responses = BATCH
+    trainer = make_trainer(use_score_scaling=True, init_kl_coef=0.0)
+    scaled = trainer.score_scaler.numbers(SCORES)
+    assert scaled == pytest.approx([s / np.std(SCORES, ddof=1) for s in SCORES])
+    tokens = [torch.full((n,), 0.5) for n in RESPONSE_LENGTHS]
+    trainer.step(queries, responses, lambda: merge_rewards(scaled, tokens), scores_are_scaled=True)
+    assert trainer.last_rollout[0]["token_reward"][0] == 0.5
+    assert trainer.last_rollout[0]["token_reward"][-1] == pytest.approx(0.5 + scaled[0])
+    assert math.isnan(trainer.score_scaler.numbers([math.nan, 1.0])[0])

@@ -1,7 +1,17 @@
-"""Training: PPO with token-level rewards."""
+"""Training: PPO with token-level rewards. Names are loaded on first use, so that ``--help`` needs no torch."""
 
-from trl.trainer.config import PPOConfig
-from trl.trainer.ppo import PPOTrainer
-from trl.trainer.scores import ScoreScaler
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["PPOConfig", "PPOTrainer", "ScoreScaler"]
+if TYPE_CHECKING:
+    from trl.trainer.config import PPOConfig
+    from trl.trainer.ppo import PPOTrainer
+
+_HOME = {"PPOConfig": "trl.trainer.config", "PPOTrainer": "trl.trainer.ppo"}
+__all__ = ["PPOConfig", "PPOTrainer"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'trl.trainer' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)

@@ -4,7 +4,7 @@ import os
 from typing import Any
 
 import torch
-from accelerate import Accelerator, DataLoaderConfiguration
+from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, ProjectConfiguration
 
 
@@ -22,8 +22,6 @@ def make_accelerator(
     kwargs: dict[str, Any] = {
         "log_with": log_with,
         "project_config": ProjectConfiguration(**(project_kwargs or {})),
-        # the tail of the data is used once, by whichever processes it reaches
-        "dataloader_config": DataLoaderConfiguration(even_batches=False),
     }
     if not torch.cuda.is_available():
         if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":

@@ -17,6 +17,7 @@ from trl.core import gae, set_seed
 from trl.models import AutoModelForCausalLMWithValueHead, create_reference_model
 from trl.trainer import statistics
 from trl.trainer.accelerator import make_accelerator
+from trl.trainer.batches import ShardedBatches
 from trl.trainer.config import PPOConfig
 from trl.trainer.generation import HalfPrecisionCopy, biasing_kwargs, sample
 from trl.trainer.kl import AdaptiveKLController, FixedKLController
@@ -40,7 +41,7 @@ class PPOTrainer:
         ref_model: frozen reference of the KL penalty. None: made here (a copy; sharing ``num_shared_layers``
             blocks if given), or, for a PEFT policy, the policy with its adapters disabled.
         tokenizer: gives pad and end-of-sequence ids for generation, and is saved with the model.
-        dataset, data_collator: optional; give ``trainer.dataloader`` with shuffled batches per process.
+        dataset, data_collator: optional; give ``trainer.dataloader``: shuffled batches of this process's shard.
         optimizer, lr_scheduler: default Adam over the trainable parameters, constant rate. The scheduler steps
             once per PPO step.
     """
@@ -156,6 +157,8 @@ class PPOTrainer:
         responses: Sequence[Tensor],
         scores: Scores,
         response_masks: Sequence[Tensor] | None = None,
+        *,
+        scores_are_scaled: bool = False,
     ) -> dict[str, float]:
         """One PPO optimisation step over a batch; returns its statistics.
 
@@ -163,6 +166,8 @@ class PPOTrainer:
         response token (N_i,), or a vector aligned with the log-probs (Q_i + N_i - 1,); kinds may be mixed, NaN
         means "no verdict". Instead of the list, a callable that returns it is called after the log-prob
         passes, so that remote critics work meanwhile. response_masks: (N_i,), 1 = train on this token.
+        scores_are_scaled: the environment's scores already went through ``score_scaler.numbers``, so that
+        token rewards added to them keep their size.
         """
         started = time.perf_counter()
         masks = self._check_batch(queries, responses, scores, response_masks)
@@ -177,7 +182,7 @@ class PPOTrainer:
 
         raw, verdicts = score_vectors(given, sequences.query_lengths, masks)
         counted = [ok and bool(mask.any()) for ok, mask in zip(verdicts, masks, strict=True)]
-        vectors = self.score_scaler(raw, counted)
+        vectors = raw if scores_are_scaled else self.score_scaler(raw, counted)
         mask = self._trained_tokens(sequences, masks, counted)
         kl_coef = self.kl_ctl.value
         rewards = statistics.padded(vectors, mask) - kl_coef * rollout.kl
@@ -266,6 +271,12 @@ class PPOTrainer:
             )
         self.kl_ctl.update(kl, int(samples))
 
+    def global_mean(self, values: Sequence[float]) -> float:
+        """Mean over the values of all processes, NaN left out; NaN if nothing is left."""
+        real = [v for v in values if not math.isnan(v)]
+        total, count = self._reduce(torch.tensor([sum(real), len(real)], dtype=torch.float64)).tolist()
+        return total / count if count else math.nan
+
     # ------------------------------------------------------------------ logging and saving
 
     def log_stats(self, stats: dict[str, float], batch: dict[str, Sequence[Any]], rewards: Sequence[Score]) -> None:
@@ -300,14 +311,14 @@ class PPOTrainer:
         if self.config.remove_unused_columns:
             known = {"query", "response", "label", "input_ids", "attention_mask", "position_ids", "labels"}
             dataset = dataset.remove_columns([c for c in dataset.column_names if c not in known])
-        loader = DataLoader(
-            dataset,
-            batch_size=self.config.batch_size,
-            collate_fn=data_collator,
-            shuffle=True,
-            generator=torch.Generator().manual_seed(self.config.seed),
+        batches = ShardedBatches(
+            len(dataset),
+            self.config.batch_size,
+            rank=self.accelerator.process_index,
+            world=self.accelerator.num_processes,
+            seed=self.config.seed,
         )
-        return self.accelerator.prepare(loader)
+        return DataLoader(dataset, batch_sampler=batches, collate_fn=data_collator or _as_lists)
 
     def _warn_of_half_precision(self) -> None:
         half = [n for n, p in self.policy.named_parameters() if p.requires_grad and p.element_size() == 2]

@@ -53,6 +53,11 @@ class ScoreScaler:
             self._update([v.double().sum() for v, real in zip(vectors, counted, strict=True) if real])
         return [self._apply(v) if real else v for v, real in zip(vectors, counted, strict=True)]
 
+    def numbers(self, scores: Sequence[Score]) -> list[float]:
+        """Scale sequence scores on their own, before token rewards join them; NaN stays NaN."""
+        vectors = [torch.as_tensor(score, dtype=torch.float32).reshape(1).cpu() for score in scores]
+        return [float(v[0]) for v in self(vectors, [not bool(v.isnan()) for v in vectors])]
+
     def _update(self, totals: list[Tensor]) -> None:
         values = torch.stack(totals) if totals else torch.zeros(0, dtype=torch.float64)
         total, count = self.reduce(torch.tensor([values.sum(), len(values)], dtype=torch.float64)).tolist()
