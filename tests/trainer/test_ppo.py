@@ -18,6 +18,8 @@ from trl import (
     create_reference_model,
     set_seed,
 )
+from trl.core import merge_rewards
+from trl.trainer.batches import ShardedBatches
 
 QUERY_LENGTHS = [5, 2, 7, 3, 1, 4, 6, 2]
 RESPONSE_LENGTHS = [6, 9, 1, 4, 8, 3, 5, 2]

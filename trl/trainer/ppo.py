@@ -1,6 +1,7 @@
 """PPO with token-level rewards (Schulman et al. 2017; Ouyang et al. 2022; Ziegler et al. 2019)."""
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -336,6 +337,14 @@ class PPOTrainer:
 
     def _total(self, count: int) -> float:
         return float(self._reduce(torch.tensor([count]))[0])
+
+
+def _as_lists(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Columns of a batch as lists; token ids as 1-D tensors."""
+    batch = {key: [row[key] for row in rows] for key in rows[0]}
+    if "input_ids" in batch:
+        batch["input_ids"] = [torch.as_tensor(ids, dtype=torch.long) for ids in batch["input_ids"]]
+    return batch
 
 
 def _per_sample(rollout: Rollout, rewards: Tensor, advantages: Tensor, sequences: Sequences) -> list[dict[str, Tensor]]:
