@@ -31,9 +31,7 @@ def byte_level_tokenizer(vocab_size: int = 400, bos: bool = False) -> PreTrained
         show_progress=False,
     )
     core.train_from_iterator(CORPUS * 3, trainer)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core, eos_token="<eos>", **({"bos_token": "<bos>"} if bos else {})
-    )
+    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token="<eos>", **({"bos_token": "<bos>"} if bos else {}))
 
 
 def tiny_gpt2(vocab_size: int, positions: int = 64) -> GPT2LMHeadModel:

@@ -34,15 +34,11 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_new_tokens <= self.max_new_tokens or self.max_new_tokens < 1:
-            raise ValueError(
-                f"expected 0 <= min <= max new tokens; got {self.min_new_tokens}, {self.max_new_tokens}"
-            )
+            raise ValueError(f"expected 0 <= min <= max new tokens; got {self.min_new_tokens}, {self.max_new_tokens}")
         if not 0.0 < self.top_p <= 1.0 or self.top_k < 0 or self.num_return < 1:
             raise ValueError(f"expected 0 < top_p <= 1, top_k >= 0 and at least one return, got {self}")
         if not self.do_sample and self.num_return > 1:
-            raise ValueError(
-                f"greedy decoding gives {self.num_return} equal texts: sample, or ask for one return"
-            )
+            raise ValueError(f"greedy decoding gives {self.num_return} equal texts: sample, or ask for one return")
 
 
 def load_causal_lm(
@@ -102,11 +98,7 @@ def sample_continuations(
         pad_token_id=pad,
         eos_token_id=eos or None,
         # Hugging Face's default of top_k=50 applies unless it is named.
-        **(
-            {"top_k": sampling.top_k, "top_p": sampling.top_p, "temperature": 1.0}
-            if sampling.do_sample
-            else {}
-        ),
+        **({"top_k": sampling.top_k, "top_p": sampling.top_p, "temperature": 1.0} if sampling.do_sample else {}),
     )
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), torch.inference_mode(), _neutral_defaults(model):
@@ -118,8 +110,7 @@ def sample_continuations(
         )
     new = output[:, width:].tolist()  # (P·num_return, N)
     texts = [
-        _added_text(tokenizer, ids[row // sampling.num_return], _until(tokens, eos))
-        for row, tokens in enumerate(new)
+        _added_text(tokenizer, ids[row // sampling.num_return], _until(tokens, eos)) for row, tokens in enumerate(new)
     ]
     return [texts[i : i + sampling.num_return] for i in range(0, len(texts), sampling.num_return)]
 
@@ -141,13 +132,12 @@ def _prompt_ids(tokenizer: "PreTrainedTokenizerBase", prompt: str) -> list[int]:
 
 
 def _eos_ids(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> list[int]:
-    """Chat models list several end tokens in their generation config; others name one in the tokenizer."""
-    eos: Any = model.generation_config.eos_token_id if model.generation_config else None
-    if eos is None:
-        eos = tokenizer.eos_token_id
-    if eos is None:
-        return []
-    return list(eos) if isinstance(eos, list | tuple) else [int(eos)]
+    """The tokenizer's end token and those of the generation config (chat models list several there)."""
+    own: Any = model.generation_config.eos_token_id if model.generation_config else None
+    listed = own if isinstance(own, list | tuple) else [own]
+    # A config class's default (50256 in GPT-2's) may lie outside of a smaller vocabulary.
+    size = model.get_input_embeddings().num_embeddings
+    return sorted({int(i) for i in (tokenizer.eos_token_id, *listed) if i is not None and i < size})
 
 
 @contextmanager

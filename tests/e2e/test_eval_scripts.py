@@ -1,0 +1,217 @@
+"""The evaluation scripts as users run them: subprocesses, tiny saved models, kills in the middle."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+
+from tests.test_metrics import byte_level_tokenizer, tiny_gpt2
+from trl.jsonl import read_jsonl
+from trl.metrics import bootstrap_interval, continuation_nll, distinct_n, share_positive
+
+SCRIPTS = Path(__file__).parents[2] / "eval_scripts"
+ENVIRONMENT = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "HF_HUB_OFFLINE": "1",
+    "CUDA_VISIBLE_DEVICES": "",
+}
+
+
+def command(script: str, *arguments: Any) -> list[str]:
+    return [sys.executable, str(SCRIPTS / script), *map(str, arguments)]
+
+
+def run(script: str, *arguments: Any) -> dict[str, Any]:
+    """Run to the end; the last line on stdout is one strict JSON object."""
+    done = subprocess.run(command(script, *arguments), env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1], parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
+
+
+@pytest.fixture(scope="module")
+def lm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("lm")
+    tokenizer = byte_level_tokenizer()
+    tiny_gpt2(len(tokenizer)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "prompts.jsonl"
+    starts = ["the film", "I", "the plot was", "the acting"]
+    rows = [{"prompt": {"text": starts[index % 4]}, "id": index} for index in range(40)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def generations(lm: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("out") / "generations.jsonl"
+    arguments = ("--lm_dir", lm, "--prompts_file", prompts, "--output_file", path, "--num_returns", 3)
+    summary = run("decoding.py", *arguments, "--do_sample", "--batch_size", 2)
+    assert (summary["prompts"], summary["generations"]) == (40, 120)
+    return path
+
+
+def test_decoding_keeps_rows_and_adds_generations(generations: Path, prompts: Path) -> None:
+    rows = read_jsonl(generations)
+    assert [row["id"] for row in rows] == list(range(40))
+    assert all(len(row["generations"]) == 3 for row in rows)
+    assert [row["prompt"] for row in rows] == [row["prompt"] for row in read_jsonl(prompts)]
+
+
+def test_a_killed_run_ends_with_the_same_file(lm: Path, prompts: Path, generations: Path, tmp_path: Path) -> None:
+    output = tmp_path / "generations.jsonl"
+    arguments = ("--lm_dir", lm, "--prompts_file", prompts, "--output_file", output, "--num_returns", 3)
+    line = command("decoding.py", *arguments, "--do_sample", "--batch_size", 2)
+    process = subprocess.Popen(line, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        if output.exists() and output.read_bytes().count(b"\n") >= 28:
+            process.send_signal(signal.SIGKILL)
+        time.sleep(0.002)
+    assert process.wait() == -signal.SIGKILL
+    partial = output.read_bytes()
+    assert 28 <= partial.count(b"\n") < 40
+    output.write_bytes(partial[:-9])  # and its last line torn
+    run("decoding.py", *arguments, "--do_sample", "--batch_size", 2)
+    assert output.read_bytes() == generations.read_bytes()
+
+
+def test_decoding_samples_prompts_reproducibly(lm: Path, prompts: Path, tmp_path: Path) -> None:
+    texts = []
+    for name in ("a", "b"):
+        output = tmp_path / f"{name}.jsonl"
+        arguments = ("--lm_dir", lm, "--prompts_file", prompts, "--output_file", output, "--num_returns", 1)
+        run("decoding.py", *arguments, "--sample_size", 5, "--no-do_sample", "--max_length", 4, "--min_length", 0)
+        texts.append(output.read_bytes())
+    assert texts[0] == texts[1]
+    ids = [row["id"] for row in map(json.loads, texts[0].splitlines())]
+    assert len(ids) == 5 and ids == sorted(ids) and ids != list(range(5))
+
+
+def test_changed_settings_are_refused_in_one_line(lm: Path, prompts: Path, generations: Path) -> None:
+    arguments = ("--lm_dir", lm, "--prompts_file", prompts, "--output_file", generations, "--num_returns", 3)
+    before = generations.read_bytes()
+    done = subprocess.run(
+        command("decoding.py", *arguments, "--batch_size", 2, "--top_p", 0.5),
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert "other settings (top_p: 0.9 → 0.5)" in done.stderr and "Traceback" not in done.stderr
+    assert generations.read_bytes() == before
+
+
+def test_perplexity_and_distinct(lm: Path, generations: Path, tmp_path: Path) -> None:
+    output = tmp_path / "ppl.jsonl"
+    arguments = ("--generations_file", generations, "--output_file", output, "--model", lm)
+    summary = run("eval_perplexity_dist.py", *arguments)
+    rows = read_jsonl(generations)
+    texts = [[item["text"] for item in row["generations"]] for row in rows]
+    prompts = [row["prompt"]["text"] for row in rows for _ in row["generations"]]
+    tokenizer = byte_level_tokenizer()
+    flat = [text for group in texts for text in group]
+    scores = continuation_nll(tiny_gpt2(len(tokenizer)), tokenizer, prompts, flat)
+    written = [item for row in read_jsonl(output) for item in row["generations"]]
+    np.testing.assert_allclose([item["nll"] for item in written], scores.nll, rtol=1e-5)
+    assert summary["perplexity"]["mean"] == pytest.approx(scores.perplexity.mean(), rel=1e-5)
+    assert summary["perplexity"]["continuations"] == 120
+    for n in (1, 2, 3):
+        values = distinct_n(texts, n)
+        assert summary[f"dist-{n}"]["mean"] == pytest.approx(np.nanmean(values))
+    before = output.read_bytes()
+    output.write_bytes(before[: len(before) * 9 // 10])
+    assert run("eval_perplexity_dist.py", *arguments) == summary
+    assert output.read_bytes() == before
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import torch
+
+    folder = tmp_path_factory.mktemp("classifier")
+    core = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    trainer = trainers.WordPieceTrainer(vocab_size=80, special_tokens=["[UNK]", "[PAD]"], show_progress=False)
+    core.train_from_iterator(["the film was a delight", "the plot was dull"], trainer)
+    PreTrainedTokenizerFast(tokenizer_object=core, unk_token="[UNK]", pad_token="[PAD]").save_pretrained(folder)
+    torch.manual_seed(1)
+    config = BertConfig(
+        vocab_size=len(core.get_vocab()),
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=16,
+        initializer_range=1.0,
+        label2id={"NEGATIVE": 0, "POSITIVE": 1},
+        id2label={0: "NEGATIVE", 1: "POSITIVE"},
+    )
+    BertForSequenceClassification(config).save_pretrained(folder)
+    return folder
+
+
+def test_sentiment(lm: Path, prompts: Path, classifier: Path, tmp_path: Path) -> None:
+    output = tmp_path / "sst.jsonl"
+    arguments = (lm, prompts, "--output_file", output, "--num_return", 4, "--classifier_path", classifier)
+    summary = run("eval_sentiment_sst.py", *arguments)
+    rows, name = read_jsonl(output), str(classifier)
+    items = [item for row in rows for item in row["generations"]]
+    assert (summary["prompts"], summary["generations"]) == (40, 160) == (len(rows), len(items))
+    assert all((item[name] is None) == (not item["text"].strip()) for item in items)
+
+    from trl.rewards.classifiers import load_classifier
+
+    judged = [item for item in items if item[name] is not None]
+    alone = load_classifier(name, device="cpu")([item["text"] for item in judged])
+    np.testing.assert_allclose([item[name] for item in judged], alone, atol=1e-5)
+    shares = share_positive([[i[name] for i in row["generations"] if i[name] is not None] for row in rows])
+    mean, low, high = bootstrap_interval(shares, seed=0)
+    assert 0 < mean < 1
+    assert summary["classifiers"][name] == {"share_positive": mean, "low": low, "high": high, "prompts": 40}
+    before = output.read_bytes()
+    output.write_bytes(before[: len(before) * 9 // 10])
+    assert run("eval_sentiment_sst.py", *arguments) == summary
+    assert output.read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("script", "flags"),
+    [
+        ("decoding.py", ["--lm-dir", "--num-returns", "--do-sample", "--top-p", "--max-length", "--sample-size"]),
+        ("eval_sentiment_sst.py", ["MODEL PROMPTS", "--num-return", "--classifier-path", "--max-new-tokens"]),
+        ("eval_perplexity_dist.py", ["--generations-file", "--output-file", "--model"]),
+    ],
+)
+def test_help_is_fast_and_loads_nothing_heavy(script: str, flags: list[str]) -> None:
+    start = time.perf_counter()
+    done = subprocess.run(command(script, "--help"), env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    assert time.perf_counter() - start < 3
+    assert all(flag in done.stdout for flag in flags)
+    probe = f"import runpy, sys; runpy.run_path({str(SCRIPTS / script)!r}); print('torch' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", probe], env=ENVIRONMENT, text=True).strip() == "False"
+
+
+def test_another_trl_is_recognised(tmp_path: Path) -> None:
+    package = tmp_path / "trl"
+    package.mkdir()
+    (package / "__init__.py").write_text("__version__ = '0.24.0'\n")
+    for script in ("decoding.py", "eval_sentiment_sst.py", "eval_perplexity_dist.py"):
+        environment = {**ENVIRONMENT, "PYTHONPATH": str(tmp_path)}
+        done = subprocess.run(command(script, "--help"), env=environment, capture_output=True, text=True)
+        assert done.returncode == 1
+        assert str(package) in done.stderr and "is not relc's" in done.stderr
