@@ -119,9 +119,7 @@ def span_rewards(
 
     value = {"positive": positive_value, "negative": negative_value}
     held = [holder.count(number) if mode == "spread" else 1 for number in range(len(occurrences))]
-    rewards = [
-        value[occurrences[number].polarity] / held[number] if number >= 0 else 0.0 for number in holder
-    ]
+    rewards = [value[occurrences[number].polarity] / held[number] if number >= 0 else 0.0 for number in holder]
     return SpanRewards(
         rewards=torch.tensor(rewards, dtype=torch.float32),
         matched=matched,

@@ -89,9 +89,7 @@ def run_steps(steps: tuple[dict[str, Any], ...], tokens: list[str]) -> tuple[str
                 for n, piece in enumerate(pieces)
             ]
         elif kind == "WordPiece":
-            pieces = [
-                piece._replace(text=_wordpiece(piece.text, n == 0, step)) for n, piece in enumerate(pieces)
-            ]
+            pieces = [piece._replace(text=_wordpiece(piece.text, n == 0, step)) for n, piece in enumerate(pieces)]
         elif kind == "Strip":
             text = "".join(piece.text for piece in pieces)[left:]
             kept = text[: len(text) - right]

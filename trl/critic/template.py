@@ -62,18 +62,14 @@ class PromptTemplate:
         try:
             text = Path(path).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
-            raise PromptFileError(
-                f"prompt file {path} cannot be read: {error}. Give a UTF-8 text file"
-            ) from error
+            raise PromptFileError(f"prompt file {path} cannot be read: {error}. Give a UTF-8 text file") from error
         if not text.strip():
             raise PromptFileError(f"prompt file {path} is empty; expected {_expected(style)}")
         literals_and_names = _PLACEHOLDER.split(text)
         names = literals_and_names[1::2]
         problem = _placeholder_problem(names, FIELDS[style])
         if problem:
-            raise PromptFileError(
-                f"prompt file {path} {problem}; for the {style} style expected {_expected(style)}"
-            )
+            raise PromptFileError(f"prompt file {path} {problem}; for the {style} style expected {_expected(style)}")
         fields = FIELDS[style] if "" in names else tuple(names)
         return cls(style, tuple(literals_and_names[0::2]), fields)
 
@@ -111,9 +107,7 @@ def _argument(request: CritiqueRequest, name: str) -> str:
         return f"{request.score:.1f}"
     if name == "document":
         if request.document is None:
-            raise ValueError(
-                "the prompt has a document placeholder but CritiqueRequest.document is None; pass one"
-            )
+            raise ValueError("the prompt has a document placeholder but CritiqueRequest.document is None; pass one")
         return request.document
     return request.text
 
@@ -134,9 +128,7 @@ def _placeholder_problem(names: list[str], fields: tuple[str, ...]) -> str | Non
         return f"mixes {{}} with {named}"
     if positional:
         if positional < len(fields):
-            return (
-                f"has {positional} of {len(fields)} placeholders; missing: {', '.join(fields[positional:])}"
-            )
+            return f"has {positional} of {len(fields)} placeholders; missing: {', '.join(fields[positional:])}"
         if positional > len(fields):
             return f"has too many placeholders: {positional} times {{}}, {len(fields)} argument(s)"
         return None

@@ -30,11 +30,7 @@ def token_ranges(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> tupl
     hidden.update(i for i, token in tokenizer.added_tokens_decoder.items() if token.special)
     # None for ids that the model has but the tokenizer doesn't (padded embedding rows).
     tokens = cast(list[str | None], tokenizer.convert_ids_to_tokens(list(ids)))
-    shown = [
-        n
-        for n, (i, token) in enumerate(zip(ids, tokens, strict=True))
-        if i not in hidden and token is not None
-    ]
+    shown = [n for n, (i, token) in enumerate(zip(ids, tokens, strict=True)) if i not in hidden and token is not None]
 
     steps = None
     if isinstance(tokenizer, PreTrainedTokenizerFast) and tokenizer.backend_tokenizer.decoder is not None:
@@ -45,47 +41,46 @@ def token_ranges(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> tupl
     else:
         texts = [tokens[n] or "" for n in shown]
         text, ranges = run_steps(steps, texts)
-    return text, _with_hidden(len(ids), shown, ranges, len(text))
+    return text, _with_hidden(len(ids), dict(zip(shown, ranges, strict=True)), len(text))
 
 
 def _decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
     return str(tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
-def _with_hidden(count: int, shown: list[int], ranges: list[Range], length: int) -> list[Range]:
+def _with_hidden(count: int, shown: dict[int, Range], length: int) -> list[Range]:
     """Give the tokens that were left out an empty range where the next shown token starts."""
-    result = [(length, length)] * count
+    ranges: list[Range] = []
     following = length
-    remaining = len(shown)
-    for n in range(count - 1, -1, -1):
-        if remaining and shown[remaining - 1] == n:
-            remaining -= 1
-            result[n] = ranges[remaining]
-            following = ranges[remaining][0]
-        else:
-            result[n] = (following, following)
-    return result
+    for n in reversed(range(count)):
+        ranges.append(shown.get(n, (following, following)))
+        following = ranges[-1][0]
+    return ranges[::-1]
 
 
 def ranges_by_prefix(ids: Sequence[int], decode: Callable[[list[int]], str]) -> tuple[str, list[Range]]:
     """Ranges for any decoder, from the text of every prefix of ``ids``: quadratic in their number.
 
-    A prefix that ends inside a character shows U+FFFD there; that character is open until it agrees with the
-    whole text.
+    A prefix that ends inside a character shows U+FFFD there; that character is open until a longer prefix
+    agrees with the whole text. What was settled once stays settled: an unfinished run of byte tokens can hide
+    characters that are complete.
     """
     whole = decode(list(ids))
     ranges: list[Range] = []
     settled = end = 0
     for count in range(1, len(ids) + 1):
         prefix = decode(list(ids[:count]))
-        common = next(
-            (n for n, (a, b) in enumerate(zip(prefix, whole, strict=False)) if a != b),
-            min(len(prefix), len(whole)),
-        )
-        is_open = common < len(prefix) and prefix[common] == REPLACEMENT
-        start, end = settled, max(end, min(len(whole), common + is_open))
-        settled = max(settled, common)
-        if start == end and prefix.endswith(REPLACEMENT):  # one more byte of an invalid sequence
-            start = max(0, end - 1)
-        ranges.append((start, end))
+        start, settled = settled, max(settled, _common_length(prefix, whole))
+        is_open = prefix[settled : settled + 1] == REPLACEMENT
+        end = max(end, min(len(whole), settled + is_open))
+        adds_nothing = start == end < len(whole)
+        if adds_nothing and decode([*ids[: count - 1], *ids[count:]]) != whole:
+            ranges.append((start, start + 1))  # the decoder leaves open characters out: it is part of the next one
+        else:
+            ranges.append((start, end))
     return whole, ranges
+
+
+def _common_length(a: str, b: str) -> int:
+    shorter = min(len(a), len(b))
+    return next((n for n in range(shorter) if a[n] != b[n]), shorter)
