@@ -1,7 +1,9 @@
 """Settings of `PPOTrainer`, with the names and defaults of the classic PPO trainer."""
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+import tyro
 
 
 @dataclass
@@ -73,11 +75,11 @@ class PPOConfig:
     """Experiment tracker, besides the metrics file that the scripts always write."""
     tracker_project_name: str = "trl"
     """Project name in the tracker."""
-    tracker_kwargs: dict[str, Any] = field(default_factory=dict)
+    tracker_kwargs: Annotated[dict[str, Any], tyro.conf.Suppress] = field(default_factory=dict)
     """Passed to the tracker's init, by tracker name."""
-    accelerator_kwargs: dict[str, Any] = field(default_factory=dict)
+    accelerator_kwargs: Annotated[dict[str, Any], tyro.conf.Suppress] = field(default_factory=dict)
     """Passed to accelerate.Accelerator (for example mixed_precision)."""
-    project_kwargs: dict[str, Any] = field(default_factory=dict)
+    project_kwargs: Annotated[dict[str, Any], tyro.conf.Suppress] = field(default_factory=dict)
     """Passed to accelerate's ProjectConfiguration (for example logging_dir)."""
     remove_unused_columns: bool = True
     """Drop data set columns that are not arguments of the model, nor query, response or label."""

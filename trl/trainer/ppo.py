@@ -52,14 +52,15 @@ class PPOTrainer:
         config: PPOConfig,
         model: AutoModelForCausalLMWithValueHead,
         ref_model: AutoModelForCausalLMWithValueHead | PreTrainedModel | None = None,
-        *,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: PreTrainedTokenizerBase | None = None,
         dataset: Dataset | None = None,
         optimizer: torch.optim.Optimizer | None = None,
         data_collator: Callable[[list[dict[str, Any]]], Any] | None = None,
         num_shared_layers: int | None = None,
         lr_scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
     ):
+        if tokenizer is None:
+            raise ValueError("PPOTrainer needs tokenizer=…: generation ends at its EOS token, and it is saved too")
         self.config, self.tokenizer = config, tokenizer
         self.accelerator = make_accelerator(config.log_with, config.accelerator_kwargs, config.project_kwargs)
         # different samples on every process, the same on every run

@@ -1,0 +1,219 @@
+"""What every task script shares: common settings, the command line, logging, progress, and the run folder."""
+
+import itertools
+import json
+import logging
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
+
+import tyro
+
+from trl.trainer.config import PPOConfig
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
+
+logger = logging.getLogger(__name__)
+
+CriticKind = Literal["openai", "local", "score", "lexicon"]
+
+
+@dataclass
+class RunArgs:
+    """Settings that every task script has. Task scripts set the defaults that differ."""
+
+    ppo_config: tyro.conf.OmitArgPrefixes[PPOConfig] = field(default_factory=PPOConfig)
+    preset: Literal["builtin"] | None = None
+    """builtin: offline models, data and sizes for everything not given; a builtin: policy implies it."""
+    epochs: int = 1
+    """Passes over the queries."""
+    steps: int | None = None
+    """Stop after this many PPO steps."""
+    num_shared_layers: int | None = None
+    """Freeze this many lower blocks and share them with the reference; their states are computed once."""
+    bf16: bool = False
+    """bf16 mixed precision; log-probs, rewards, advantages and losses stay in fp32."""
+
+    use_intrinsic_reward: Annotated[bool, tyro.conf.arg(aliases=("--use_instric_reward", "--use_intrinsic_rewad"))] = (
+        False
+    )
+    """Add the critic's token-level rewards."""
+    critic: CriticKind | None = None
+    """Who quotes the spans: openai (any OpenAI-compatible endpoint), local (a causal LM that writes), score (a
+    causal LM that rates word windows), lexicon (a word list, a cheap stand-in for an LLM). Default: openai;
+    score when the policy is a builtin: model."""
+    critic_model: str | None = None
+    """The critic's model; default gpt-3.5-turbo for openai, the policy's own initial weights for local and score."""
+    critic_base_url: str | None = None
+    """OpenAI-compatible endpoint of the critic; default OPENAI_BASE_URL, else OpenAI's."""
+    prompt_file: str = ""
+    """Few-shot prompt of the critic (openai, local)."""
+    positive_reward_value: float = 0.0
+    """Reward of each token in a span that the critic called positive."""
+    negative_reward_value: float = -1.0
+    """Reward of each token in a span that the critic called negative."""
+    intrinsic_reward_threshold: float = 1.0
+    """The critic is asked where the environment's raw score is at or below this."""
+    reward_mode: Literal["each", "spread"] = "each"
+    """each: every token of a span gets the value; spread: the value is divided over the span's tokens."""
+
+    output_dir: Annotated[str, tyro.conf.arg(aliases=("--model_save_path",))] = "outputs/run"
+    """Run folder: the final model, metrics.jsonl, samples.jsonl, run.json."""
+    save_freq: int | None = None
+    """Save the model every this many steps, to OUTPUT_DIR/step-N."""
+    overwrite: bool = False
+    """Replace an earlier run in output_dir."""
+    dry_run: bool = False
+    """Check everything, print the plan, ask the critic once, train nothing."""
+
+    @classmethod
+    def builtin(cls) -> Self:
+        """The settings of ``--preset builtin``."""
+        raise TypeError(f"{cls.__name__} has no built-in preset")
+
+    @property
+    def critic_kind(self) -> CriticKind:
+        """The critic that was chosen, or the default for this policy."""
+        return self.critic or ("score" if (self.ppo_config.model_name or "").startswith("builtin:") else "openai")
+
+
+T = TypeVar("T", bound=RunArgs)
+
+
+def parse_args(cls: type[T], argv: Sequence[str] | None = None) -> T:
+    """Read the command line into ``cls``; exits with one clear line on values that can't be right.
+
+    PPOConfig's fields are written ``--ppo_config.X`` or ``--X``; dashes and underscores are the same.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    argv = [_without_prefix(word) for word in argv]
+    try:
+        default = cls.builtin() if _wants_builtin(argv) else cls()
+        return tyro.cli(cls, args=argv, default=default, use_underscores=True, description=cls.__doc__)
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from None
+
+
+def _without_prefix(word: str) -> str:
+    for prefix in ("--ppo_config.", "--ppo-config."):
+        if word.startswith(prefix):
+            return "--" + word.removeprefix(prefix)
+    return word
+
+
+def _wants_builtin(argv: Sequence[str]) -> bool:
+    """Whether ``--preset builtin`` or a ``builtin:`` policy is on the command line, as one word or two."""
+    words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    for flag, value in itertools.pairwise(words):
+        name = flag.replace("-", "_")
+        if name == "__preset" and value == "builtin":
+            return True
+        if name == "__model_name" and value.startswith("builtin:"):
+            return True
+    return False
+
+
+def start_logging(is_main: bool = True) -> None:
+    """Messages of every process's warnings, and of the main process's information, to stderr."""
+    logging.basicConfig(
+        level=logging.INFO if is_main else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        datefmt="%H:%M:%S",
+    )
+    for chatty in ("httpx", "accelerate", "datasets", "filelock"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+
+
+def prepare_output_dir(args: RunArgs) -> Path:
+    """Create the run folder and write run.json (command and settings, which hold no key).
+
+    An earlier run there is an error unless ``--overwrite`` was given: results are not lost by repeating a
+    command.
+    """
+    folder = Path(args.output_dir)
+    if (folder / "metrics.jsonl").exists():
+        if not args.overwrite:
+            raise SystemExit(
+                f"error: {folder} already holds a run; give another --output_dir, or --overwrite to replace it"
+            )
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = {"command": ["python", *sys.argv], "args": asdict(args)}
+    (folder / "run.json").write_text(json.dumps(settings, indent=2) + "\n")
+    return folder
+
+
+class StepDisplay:
+    """Progress for people: a rich bar with the latest numbers on a terminal, one line per step elsewhere."""
+
+    def __init__(self, total: int, is_main: bool = True):
+        self.total, self.done, self.is_main = total, 0, is_main
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Self:
+        if self.is_main and sys.stderr.isatty():
+            from rich.console import Console
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+            columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+            self._progress = Progress(*columns, console=Console(stderr=True))
+            self._progress.start()
+            self._task = self._progress.add_task("starting", total=self.total)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def step(self, stats: dict[str, float]) -> None:
+        """Show one finished step."""
+        self.done += 1
+        text = f"reward {stats['objective/score']:+.2f}  KL {stats['objective/kl']:.2f}"
+        if "critic/hit_rate" in stats:
+            text += f"  critic hits {stats['critic/hit_rate']:.0%}"
+        text += f"  {stats['time/iteration']:.1f} s/step"
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, advance=1, description=text)
+        elif self.is_main:
+            print(f"step {self.done}/{self.total}  {text}", file=sys.stderr, flush=True)
+
+
+def sample_rows(
+    queries: Sequence[str],
+    responses: Sequence[str],
+    scores: Sequence[float],
+    token_texts: Sequence[Sequence[str]],
+    rollout: Sequence[dict[str, Any]],
+    intrinsic: Sequence[Any],
+    critiques: Sequence[Any],
+    limit: int = 16,
+) -> list[dict[str, Any]]:
+    """Rows of samples.jsonl: the first ``limit`` responses of a step, token by token.
+
+    ``rollout`` is ``PPOTrainer.last_rollout``; ``intrinsic`` (N_i,) and ``critiques`` come from the critic and
+    are empty without one.
+    """
+    rows = []
+    for i in range(min(limit, len(queries))):
+        columns = {name: rollout[i][name].tolist() for name in ("kl", "value", "advantage")}
+        columns["intrinsic"] = intrinsic[i].tolist() if intrinsic else [0.0] * len(token_texts[i])
+        tokens = [
+            {"text": text, **{name: round(values[j], 5) for name, values in columns.items()}}
+            for j, text in enumerate(token_texts[i])
+        ]
+        row = {"query": queries[i], "response": responses[i], "score": scores[i], "tokens": tokens}
+        if critiques:
+            row |= {"spans": [asdict(s) for s in critiques[i].spans]}
+            row |= {"reply": critiques[i].reply, "status": critiques[i].status}
+        else:
+            row |= {"spans": [], "reply": None, "status": None}
+        rows.append(row)
+    return rows
