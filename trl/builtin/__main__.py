@@ -58,6 +58,7 @@ def _prepare(names: list[str], *, deep: bool) -> int:
     # Set before torch, transformers and tqdm are imported, which happens when a build starts.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # spinning threads are ruinous on a shared machine
     os.environ.setdefault("TQDM_DISABLE", "1")  # this command draws its own bars
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     from trl.builtin.prepare import prepare
 

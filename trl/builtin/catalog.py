@@ -101,6 +101,23 @@ _ITEMS = {
             builder="trl.builtin.reviews:build_rotten_tomatoes",
             source=_REVIEWS,
         ),
+        Item(
+            "sentiment",
+            "classifier",
+            "MiniLM fine-tuned on rotten-tomatoes, the reward model",
+            recipe="1",
+            builder="trl.builtin.sentiment:build",
+            source=_MINILM,
+            needs=("rotten-tomatoes",),
+        ),
+        Item(
+            "sentiment-eval",
+            "classifier",
+            "TF-IDF and logistic regression on imdb, an independent evaluator",
+            recipe="1",
+            builder="trl.builtin.evaluator:build",
+            needs=("imdb", "rotten-tomatoes"),
+        ),
     )
 }
 """In the order of preparation: an item comes after what it needs."""

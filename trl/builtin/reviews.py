@@ -37,6 +37,12 @@ def _build(
     return {"train": len(train), "test": len(test), "duplicates dropped": duplicates}
 
 
+def read_rows(path: Path) -> list[dict]:
+    """The rows of a prepared ``train.jsonl`` or ``test.jsonl``."""
+    with path.open(encoding="utf-8") as file:
+        return [json.loads(line) for line in file]
+
+
 def read_reviews(source: Path, origin: str) -> tuple[list[Row], int]:
     """The rows of one corpus, cleaned, each text once; and how many duplicates were dropped."""
     rows: dict[str, Row] = {}
