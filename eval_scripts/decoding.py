@@ -76,8 +76,7 @@ def main(args: Args) -> None:
         prompts = [row["prompt"]["text"] for row in chunk]
         texts = sample_continuations(model, tokenizer, prompts, sampling, seed=batch_seed(args.seed, index))
         return [
-            {**row, "generations": [{"text": text} for text in group]}
-            for row, group in zip(chunk, texts, strict=True)
+            {**row, "generations": [{"text": text} for text in group]} for row, group in zip(chunk, texts, strict=True)
         ]
 
     settings = {"script": "decoding", "lm_dir": args.lm_dir, **asdict(sampling)}

@@ -97,9 +97,7 @@ def positive_interval(results: list[dict], name: str, seed: int) -> dict[str, fl
 
     from trl.metrics import bootstrap_interval, share_positive
 
-    shares = share_positive(
-        [[item[name] for item in row["generations"] if item[name] is not None] for row in results]
-    )
+    shares = share_positive([[item[name] for item in row["generations"] if item[name] is not None] for row in results])
     judged = shares[~np.isnan(shares)]
     if not judged.size:
         raise ValueError("every continuation is empty: there is nothing to classify")

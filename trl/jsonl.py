@@ -68,9 +68,7 @@ def _parse(line: bytes, where: str) -> Row:
     try:
         row = json.loads(line)
     except ValueError as error:
-        raise DataFileError(
-            f"{where}: expected one JSON object per line, got {line[:60]!r} ({error})"
-        ) from error
+        raise DataFileError(f"{where}: expected one JSON object per line, got {line[:60]!r} ({error})") from error
     if not isinstance(row, dict):
         raise DataFileError(f"{where}: expected a JSON object, got {type(row).__name__}")
     return row
@@ -87,9 +85,7 @@ def read_prompts(path: str | Path, *, with_generations: bool = False) -> list[Ro
                 continue
             case {"prompt": {"text": str()}, "generations": list(items)} if all(map(_has_text, items)):
                 continue
-        wanted = '{"prompt": {"text": "…"}' + (
-            ', "generations": [{"text": "…"}, …]}' if with_generations else "}"
-        )
+        wanted = '{"prompt": {"text": "…"}' + (', "generations": [{"text": "…"}, …]}' if with_generations else "}")
         raise DataFileError(f"{path}, row {number}: expected {wanted}, got {dump_line(row)[:120]}")
     return rows
 

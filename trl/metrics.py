@@ -33,9 +33,7 @@ def bootstrap_interval(
     """
     data = np.asarray(values, dtype=np.float64)
     if data.ndim != 1 or data.size == 0 or not np.isfinite(data).all():
-        raise ValueError(
-            f"expected a non-empty vector of finite numbers, got shape {data.shape}: {data[:5]}…"
-        )
+        raise ValueError(f"expected a non-empty vector of finite numbers, got shape {data.shape}: {data[:5]}…")
     generator = np.random.default_rng(seed)
     means = np.empty(resamples)
     block = max(1, 2_000_000 // data.size)  # bounds the index matrix at 16 MB
@@ -146,9 +144,7 @@ def continuation_nll(
     import torch
 
     if not tokenizer.is_fast:
-        raise ValueError(
-            f"{type(tokenizer).__name__} is a slow tokenizer without character offsets; load the fast one"
-        )
+        raise ValueError(f"{type(tokenizer).__name__} is a slow tokenizer without character offsets; load the fast one")
     if len(prompts) != len(continuations):
         raise ValueError(f"{len(prompts)} prompts but {len(continuations)} continuations")
     limit = max_length or position_limit(model)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -17,7 +18,7 @@ from tests.report.fake_run import sample, write_run
 from trl.jsonl import DataFileError
 from trl.report.curves import charts, moving_mean, nice_ticks, save_figure
 from trl.report.heatmap import heatmap_text, measure_scale, print_heatmap
-from trl.report.html import load_runs, render
+from trl.report.html import load_runs, render, write_report
 from trl.report.runlog import Run, RunLog
 from trl.report.table import EvaluationTable, rich_table
 
@@ -249,6 +250,35 @@ def test_figures(run_folder: Path, tmp_path: Path) -> None:
     assert path.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ValueError, match="nothing to plot"):
         save_figure([Run("empty", [], [])], tmp_path / "none.png")
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+def test_the_script_draws_and_colours_the_samples_in_a_browser(tmp_path: Path) -> None:
+    tokens = [
+        {"text": " good\n", "intrinsic": 0.5, "kl": 0.1, "value": 1.0, "advantage": -2.0},
+        {"text": HOSTILE, "intrinsic": -0.2, "kl": None, "value": 1.0, "advantage": 0.1},
+    ]
+    spans = [{"text": "good", "polarity": "positive", "label": None}]
+    row = {"step": 1, "query": HOSTILE, "score": 1.0, "tokens": tokens, "spans": spans, "reply": HOSTILE}
+    path = write_report([Run("run", [], [{**row, "status": "ok"}] * 14)], tmp_path / "report.html")
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
+    flags += ["--disable-component-update", "--disable-sync", "--disable-quic", "--virtual-time-budget=3000"]
+    dom = subprocess.run(
+        [str(CHROMIUM), *flags, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", path.as_uri()],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    ).stdout
+    page = Page(dom)
+    assert len(page.scripts) == 2  # nothing hostile became an element
+    assert re.search(r'class="tok pos strong"[^>]*>good↵\n<', dom)
+    assert re.search(r'class="tok neg"[^>]*style="--t: ?0\.40', dom)
+    assert "1–12 of 14" in page.texts
+    assert page.texts.count("+ good") == 12 + 6  # a page of all samples, three worst, three best
 
 
 def test_command(run_folder: Path, tmp_path: Path) -> None:

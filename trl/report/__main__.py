@@ -32,7 +32,7 @@ def main(args: Args) -> None:
     from rich.console import Console
 
     from trl.report.curves import save_figure
-    from trl.report.html import load_runs, render
+    from trl.report.html import load_runs, write_report
     from trl.report.table import EvaluationTable, rich_table
 
     if not args.runs:
@@ -40,8 +40,7 @@ def main(args: Args) -> None:
     console = Console()
     runs = load_runs(args.runs)
     table = EvaluationTable.from_file(args.table) if args.table else None
-    args.output.parent.mkdir(parents=True, exist_ok=True)
-    args.output.write_text(render(runs, table), encoding="utf-8")
+    write_report(runs, args.output, table)
     if table:
         console.print(rich_table(table))
     console.print(f"report: {args.output} ({args.output.stat().st_size / 1e6:.1f} MB)", soft_wrap=True)

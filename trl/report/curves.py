@@ -12,11 +12,11 @@ from trl.report.runlog import Run
 PANELS: dict[str, tuple[str, str]] = {
     "objective/score": ("Environment reward", "mean over the batch's responses"),
     "objective/kl": ("KL from the reference model", "nats per response"),
-    "objective/intrinsic": ("Intrinsic reward", "mean per response, from the critic's spans"),
+    "objective/intrinsic": ("Intrinsic reward", "mean, from the critic's spans"),
     "critic/hit_rate": ("Span match rate", "share of the critic's quotes found in the text"),
     "eval/score": ("Held-out reward", "mean on prompts not trained on"),
     "eval/share_positive": ("Share positive", "of held-out continuations, by the evaluator"),
-    "objective/entropy": ("Policy entropy", "nats per response"),
+    "objective/entropy": ("Policy entropy", "nats per token"),
     "time/step": ("Time per step", "seconds"),
 }
 """Metric → title and what it is, in the order shown."""
@@ -143,9 +143,7 @@ def _range(values: Sequence[float]) -> tuple[float, float]:
 def save_figure(runs: Sequence[Run], path: str | Path) -> Path:
     """Write the main curves of the runs as one PNG (or PDF, SVG: by suffix). Raises ValueError without data."""
     import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure  # not pyplot: it would pick a window system for the whole process
     from matplotlib.lines import Line2D
 
     keys = [key for key in FIGURE_PANELS if any(len(run.series(key)[0]) >= 2 for run in runs)][:4]
@@ -163,11 +161,10 @@ def save_figure(runs: Sequence[Run], path: str | Path) -> Path:
         "xtick.color": "#4a4f57",
         "ytick.color": "#4a4f57",
     }
-    with plt.rc_context(style):
+    with matplotlib.rc_context(style):
         rows = -(-len(keys) // columns)
-        figure, axes = plt.subplots(
-            rows, columns, figsize=(5.2 * columns, 3.3 * rows + 0.4), layout="constrained", squeeze=False
-        )
+        figure = Figure(figsize=(5.2 * columns, 3.3 * rows + 0.4), layout="constrained")
+        axes = figure.subplots(rows, columns, squeeze=False)
         for axis, key in zip(axes.flat, keys, strict=False):
             for index, run in enumerate(runs):
                 steps, values = run.series(key)
@@ -193,5 +190,4 @@ def save_figure(runs: Sequence[Run], path: str | Path) -> Path:
         labels.append("single steps (bold: moving mean)")
         figure.legend(handles, labels, loc="outside upper left", ncols=min(4, len(labels)), frameon=False)
         figure.savefig(path, dpi=160)
-        plt.close(figure)
     return Path(path)

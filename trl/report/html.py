@@ -20,14 +20,19 @@ LONGEST_QUERY = 900
 LONGEST_REPLY = 2_000
 
 
-def write_report(run_folders: Sequence[str | Path], output: str | Path, table: EvaluationTable | None = None) -> Path:
-    """Read run folders and write the page. Raises FileNotFoundError for a folder that is none."""
-    Path(output).write_text(render(load_runs(run_folders), table), encoding="utf-8", errors="xmlcharrefreplace")
-    return Path(output)
+def write_report(runs: Sequence[Run], output: str | Path, table: EvaluationTable | None = None) -> Path:
+    """Write the page of some runs, making its folder; returns its path."""
+    path = Path(output)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(render(runs, table), encoding="utf-8", errors="xmlcharrefreplace")
+    return path
 
 
 def load_runs(folders: Sequence[str | Path]) -> list[Run]:
-    """Runs under names that differ: the folder's, or as much of its path as is needed."""
+    """Runs, named by their folder, with its parent's name where two are equal.
+
+    Raises FileNotFoundError for a folder that is no run's.
+    """
     runs = [load_run(folder) for folder in folders]
     names = [run.name for run in runs]
     return [
@@ -72,11 +77,11 @@ def embedded_samples(runs: Sequence[Run], budget: int = SAMPLE_BYTES) -> tuple[M
     """
     everything = [(index, sample) for index, run in enumerate(runs) for sample in run.samples]
     packed = [_to_script(_pack(index, sample)) for index, sample in everything]
-    keep = set(range(len(packed)))
+    sizes = [len(row.encode()) for row in packed]
     stride = 1
-    while sum(len(packed[index].encode()) for index in keep) > budget:
+    while sum(sizes[::stride]) > budget and stride < len(sizes):
         stride += 1
-        keep = set(range(0, len(packed), stride))
+    keep = set(range(0, len(packed), stride))
     if stride > 1:
         keep |= _extremes(everything)
     scales = {}
