@@ -12,7 +12,7 @@ from trl.builtin.catalog import (
     home,
     is_builtin,
     names,
-    resolve_data,
+    resolve,
     resolve_model,
 )
 
@@ -24,6 +24,6 @@ __all__ = [
     "home",
     "is_builtin",
     "names",
-    "resolve_data",
+    "resolve",
     "resolve_model",
 ]

@@ -49,9 +49,13 @@ def _list() -> int:
         state = "prepared" if manifest else "not prepared"
         print(f"{PREFIX + item.name:24} {state:13} {item.summary}")
         if manifest:
-            print(" " * 39 + ", ".join(f"{key} {value:g}" for key, value in manifest["measured"].items()))
+            print(" " * 39 + ", ".join(f"{key} {_number(value)}" for key, value in manifest["measured"].items()))
     print(f"in {home()}")
     return 0
+
+
+def _number(value: float) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
 
 
 def _prepare(names: list[str], *, deep: bool) -> int:

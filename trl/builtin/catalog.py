@@ -10,7 +10,7 @@ from typing import Literal
 PREFIX = "builtin:"
 MANIFEST = "manifest.json"
 
-Kind = Literal["model", "data", "classifier"]
+Kind = Literal["language model", "classifier", "linear classifier", "data set"]
 Progress = Callable[[str, float], None]
 """Called by a build with what it is doing and how much of it is done (0 to 1)."""
 
@@ -79,7 +79,7 @@ _ITEMS = {
     for item in (
         Item(
             "smollm2",
-            "model",
+            "language model",
             "SmolLM2-135M-Instruct, a causal language model (Apache-2.0)",
             recipe="1",
             builder="trl.builtin.smollm2:build",
@@ -87,7 +87,7 @@ _ITEMS = {
         ),
         Item(
             "imdb",
-            "data",
+            "data set",
             "IMDB reviews with labels, train and test",
             recipe="1",
             builder="trl.builtin.reviews:build_imdb",
@@ -95,7 +95,7 @@ _ITEMS = {
         ),
         Item(
             "rotten-tomatoes",
-            "data",
+            "data set",
             "one-sentence Rotten Tomatoes reviews with labels, train and test",
             recipe="1",
             builder="trl.builtin.reviews:build_rotten_tomatoes",
@@ -112,7 +112,7 @@ _ITEMS = {
         ),
         Item(
             "sentiment-eval",
-            "classifier",
+            "linear classifier",
             "TF-IDF and logistic regression on imdb, an independent evaluator",
             recipe="1",
             builder="trl.builtin.evaluator:build",
@@ -190,7 +190,11 @@ def read_manifest(item: Item) -> dict | None:
     return manifest if current else None
 
 
-def _resolve(name: str, kinds: tuple[Kind, ...]) -> Path:
+def resolve(name: str, *kinds: Kind) -> Path:
+    """``builtin:X`` → the prepared folder of an item of one of ``kinds``.
+
+    Raises ``UnknownBuiltinError`` or ``NotPreparedError``, each with what helps.
+    """
     item = find_item(name)
     if item.kind not in kinds:
         fitting = [PREFIX + other.name for other in all_items() if other.kind in kinds]
@@ -198,20 +202,13 @@ def _resolve(name: str, kinds: tuple[Kind, ...]) -> Path:
             f"{name!r} is a {item.kind}, not a {' or '.join(kinds)}; choose from {', '.join(fitting)}"
         )
     if read_manifest(item) is None:
-        raise NotPreparedError(
-            f"{name!r} is not prepared in {home()}; run: python -m trl.builtin prepare {item.name}"
-        )
+        raise NotPreparedError(f"{name!r} is not prepared in {home()}; run: python -m trl.builtin prepare {item.name}")
     return folder(item)
 
 
 def resolve_model(name: str) -> str:
-    """``builtin:X`` → the folder of the prepared model; any other name is returned unchanged.
+    """``builtin:X`` → the transformers folder of the prepared model; any other name is returned unchanged.
 
-    Raises ``UnknownBuiltinError`` or ``NotPreparedError``, each with the command that helps.
+    Raises ``UnknownBuiltinError`` or ``NotPreparedError``, each with what helps.
     """
-    return str(_resolve(name, ("model",))) if is_builtin(name) else name
-
-
-def resolve_data(name: str) -> Path:
-    """``builtin:X`` → the folder of the prepared data set (``train.jsonl``, ``test.jsonl``)."""
-    return _resolve(name, ("data",))
+    return str(resolve(name, "language model", "classifier")) if is_builtin(name) else name

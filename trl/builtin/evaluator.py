@@ -10,7 +10,7 @@ import numpy as np
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 
-from trl.builtin.catalog import Progress, resolve_data
+from trl.builtin.catalog import Progress, resolve
 from trl.builtin.reviews import read_rows
 
 MIN_DOCUMENTS = 3
@@ -46,9 +46,7 @@ class SentimentEvaluator:
     def save(self, folder: Path) -> None:
         """Write ``terms.txt`` (one term a line, in the order of the arrays) and ``weights.npz``."""
         (folder / "terms.txt").write_text("\n".join(self._vectorizer.vocabulary), encoding="utf-8")
-        np.savez(
-            folder / "weights.npz", idf=self._vectorizer.idf_, weights=self._weights, bias=np.array(self._bias)
-        )
+        np.savez(folder / "weights.npz", idf=self._vectorizer.idf_, weights=self._weights, bias=np.array(self._bias))
 
 
 def _vectorizer(**options: object) -> TfidfVectorizer:
@@ -66,14 +64,14 @@ def fit(texts: list[str], labels: list[int]) -> SentimentEvaluator:
 
 def build(target: Path, source: None, progress: Progress) -> dict[str, float]:
     """Fit on the IMDB train split; returns held-out accuracies, also on texts as short as generations."""
-    data = resolve_data("builtin:imdb")
+    data = resolve("builtin:imdb", "data set")
     train, test = read_rows(data / "train.jsonl"), read_rows(data / "test.jsonl")
     progress("fitting (about 20 seconds)", 0.1)
     evaluator = fit([row["text"] for row in train], [row["label"] for row in train])
     progress("measuring on held-out texts", 0.9)
     evaluator.save(target)
     short = [{**row, "text": " ".join(row["text"].split()[:SHORT_WORDS])} for row in test]
-    sentences = read_rows(resolve_data("builtin:rotten-tomatoes") / "test.jsonl")
+    sentences = read_rows(resolve("builtin:rotten-tomatoes", "data set") / "test.jsonl")
     return {
         "imdb accuracy": accuracy(evaluator, test),
         f"imdb accuracy, first {SHORT_WORDS} words": accuracy(evaluator, short),

@@ -24,9 +24,7 @@ def build_rotten_tomatoes(target: Path, source: Path, progress: Progress) -> dic
     return _build(target, source, progress, "rotten_tomatoes", held_out=1000)
 
 
-def _build(
-    target: Path, source: Path, progress: Progress, origin: str, *, held_out: int
-) -> dict[str, float]:
+def _build(target: Path, source: Path, progress: Progress, origin: str, *, held_out: int) -> dict[str, float]:
     progress("reading the reviews", 0.0)
     rows, duplicates = read_reviews(source, origin)
     progress("writing the split", 0.8)

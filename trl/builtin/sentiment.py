@@ -12,9 +12,14 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertForSequenceClassification
+from transformers import (
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertForSequenceClassification,
+    PreTrainedTokenizerBase,
+)
 
-from trl.builtin.catalog import Progress, resolve_data
+from trl.builtin.catalog import Progress, resolve
 from trl.builtin.reviews import read_rows
 
 FROZEN_BLOCKS = 3
@@ -28,7 +33,7 @@ SEED = 0
 
 def build(target: Path, source: Path, progress: Progress) -> dict[str, float]:
     """Train on the train split, save to ``target``, and return the accuracy on the held-out split."""
-    data = resolve_data("builtin:rotten-tomatoes")
+    data = resolve("builtin:rotten-tomatoes", "data set")
     train, test = read_rows(data / "train.jsonl"), read_rows(data / "test.jsonl")
     torch.manual_seed(SEED)
     tokenizer = AutoTokenizer.from_pretrained(source.parent)
@@ -50,12 +55,12 @@ def build(target: Path, source: Path, progress: Progress) -> dict[str, float]:
     return {"rotten-tomatoes accuracy": accuracy}
 
 
-def _tokenize(tokenizer: AutoTokenizer, rows: Sequence[dict]) -> list[Tensor]:
+def _tokenize(tokenizer: PreTrainedTokenizerBase, rows: Sequence[dict]) -> list[Tensor]:
     texts = [row["text"] for row in rows]
     return [torch.tensor(ids) for ids in tokenizer(texts, truncation=True, max_length=MAX_TOKENS).input_ids]
 
 
-def _run(blocks: Sequence[nn.Module], hidden: Tensor, mask: Tensor) -> Tensor:
+def _run(blocks: nn.ModuleList, hidden: Tensor, mask: Tensor) -> Tensor:
     """``hidden`` (B, T, C) through ``blocks``; ``mask`` (B, T) is True at real tokens."""
     for block in blocks:
         hidden = block(hidden, mask[:, None, None, :])
@@ -89,17 +94,19 @@ def _lower_states(model: BertForSequenceClassification, ids: list[Tensor]) -> li
     return states
 
 
+def _pooler(model: BertForSequenceClassification) -> nn.Module:
+    return model.bert.get_submodule("pooler")  # optional in BertModel, always there in a classifier
+
+
 def _logits(model: BertForSequenceClassification, states: list[Tensor]) -> Tensor:
     """Class logits (B, 2) from the cached states of a batch."""
     padded, mask = _pad(states)
     hidden = _run(model.bert.encoder.layer[FROZEN_BLOCKS:], padded, mask)
-    return model.classifier(model.dropout(model.bert.pooler(hidden)))
+    return model.classifier(model.dropout(_pooler(model)(hidden)))
 
 
-def _train(
-    model: BertForSequenceClassification, states: list[Tensor], labels: Tensor, progress: Progress
-) -> None:
-    learning = nn.ModuleList([*model.bert.encoder.layer[FROZEN_BLOCKS:], model.bert.pooler, model.classifier])
+def _train(model: BertForSequenceClassification, states: list[Tensor], labels: Tensor, progress: Progress) -> None:
+    learning = nn.ModuleList([*model.bert.encoder.layer[FROZEN_BLOCKS:], _pooler(model), model.classifier])
     optimizer = torch.optim.AdamW(learning.parameters(), lr=LEARNING_RATE, weight_decay=0.01)
     batches = _batches(states, BATCH)
     total = EPOCHS * len(batches)

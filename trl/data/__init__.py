@@ -1,0 +1,1 @@
+"""Task data sets from the hub, local files, or the built-in text."""
