@@ -5,7 +5,7 @@ import json
 import logging
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -13,13 +13,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
 
 import tyro
 
+from trl.report.runlog import RunLog
 from trl.trainer.config import PPOConfig
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
+    from torch import Tensor
+
+    from trl.critic.intrinsic import PendingRewards
+    from trl.critic.types import Critic, Critique
 
 logger = logging.getLogger(__name__)
 
+OutputDir = Annotated[str, tyro.conf.arg(aliases=("--model_save_path",))]
 CriticKind = Literal["openai", "local", "score", "lexicon"]
 
 
@@ -62,7 +68,7 @@ class RunArgs:
     reward_mode: Literal["each", "spread"] = "each"
     """each: every token of a span gets the value; spread: the value is divided over the span's tokens."""
 
-    output_dir: Annotated[str, tyro.conf.arg(aliases=("--model_save_path",))] = "outputs/run"
+    output_dir: OutputDir = "outputs/run"
     """Run folder: the final model, metrics.jsonl, samples.jsonl, run.json."""
     save_freq: int | None = None
     """Save the model every this many steps, to OUTPUT_DIR/step-N."""
@@ -129,13 +135,15 @@ def start_logging(is_main: bool = True) -> None:
         logging.getLogger(chatty).setLevel(logging.WARNING)
 
 
-def prepare_output_dir(args: RunArgs) -> Path:
+def prepare_output_dir(args: RunArgs, is_main: bool = True) -> Path:
     """Create the run folder and write run.json (command and settings, which hold no key).
 
     An earlier run there is an error unless ``--overwrite`` was given: results are not lost by repeating a
     command.
     """
     folder = Path(args.output_dir)
+    if not is_main:
+        return folder
     if (folder / "metrics.jsonl").exists():
         if not args.overwrite:
             raise SystemExit(
@@ -148,23 +156,52 @@ def prepare_output_dir(args: RunArgs) -> Path:
     return folder
 
 
-class StepDisplay:
-    """Progress for people: a rich bar with the latest numbers on a terminal, one line per step elsewhere."""
+def dry_run(args: RunArgs, queries: int, steps: int, parameters: tuple[int, int], critic: "Critic | None") -> None:
+    """Print what a run would do and cost, and ask the critic once. ``parameters``: (trainable, all)."""
+    config = args.ppo_config
+    samples = steps * config.batch_size
+    print(f"policy          {config.model_name}: {parameters[0]:,} of {parameters[1]:,} parameters are trained")
+    print(f"queries         {queries:,} from {config.query_dataset}")
+    print(f"steps           {steps:,} of up to {config.batch_size} samples per process ({samples:,} samples)")
+    print(f"environment     {config.reward_model}")
+    print(f"run folder      {args.output_dir}")
+    if critic is None:
+        print("critic          none (--use_intrinsic_reward adds one)")
+        return
+    from trl.critic.types import CritiqueRequest
 
-    def __init__(self, total: int, is_main: bool = True):
-        self.total, self.done, self.is_main = total, 0, is_main
+    print(f"critic          {args.critic_kind}: at most {samples:,} requests per process")
+    [answer] = critic.critique([CritiqueRequest("The cast is wonderful, but the plot is a boring mess.")])
+    spans = ", ".join(f"{span.polarity}: {span.text!r}" for span in answer.spans) or "no spans"
+    print(f"test request    {answer.status} ({spans}){' ' + answer.error if answer.error else ''}")
+    if answer.status == "failed":
+        raise SystemExit("error: the critic did not answer")
+
+
+class RunRecord:
+    """A run as it goes: metrics.jsonl and samples.jsonl, a rich bar on a terminal, one line per step elsewhere.
+
+    Only the main process writes and shows anything.
+    """
+
+    def __init__(self, folder: Path, total: int, is_main: bool = True):
+        self.folder, self.total, self.is_main = folder, total, is_main
+        self._log: RunLog | None = None
         self._progress: Progress | None = None
         self._task: TaskID | None = None
 
     def __enter__(self) -> Self:
-        if self.is_main and sys.stderr.isatty():
+        if not self.is_main:
+            return self
+        self._log = RunLog(self.folder)
+        if sys.stderr.isatty():
             from rich.console import Console
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
             columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
             self._progress = Progress(*columns, console=Console(stderr=True))
             self._progress.start()
-            self._task = self._progress.add_task("starting", total=self.total)
+            self._task = self._progress.add_task("first step", total=self.total)
         return self
 
     def __exit__(
@@ -172,48 +209,72 @@ class StepDisplay:
     ) -> None:
         if self._progress is not None:
             self._progress.stop()
+        if self._log is not None:
+            self._log.close()
 
-    def step(self, stats: dict[str, float]) -> None:
-        """Show one finished step."""
-        self.done += 1
+    def step(self, step: int, stats: dict[str, float], samples: Sequence[dict[str, Any]]) -> None:
+        """Keep and show one finished step."""
+        if self._log is None:
+            return
+        self._log.log_metrics(step, stats)
+        self._log.log_samples(step, samples)
         text = f"reward {stats['objective/score']:+.2f}  KL {stats['objective/kl']:.2f}"
         if "critic/hit_rate" in stats:
             text += f"  critic hits {stats['critic/hit_rate']:.0%}"
         text += f"  {stats['time/iteration']:.1f} s/step"
         if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, advance=1, description=text)
-        elif self.is_main:
-            print(f"step {self.done}/{self.total}  {text}", file=sys.stderr, flush=True)
+            self._progress.update(self._task, completed=step, description=text)
+        else:
+            print(f"step {step}/{self.total}  {text}", file=sys.stderr, flush=True)
+
+
+def with_token_rewards(
+    scores: Sequence[float], pending: "PendingRewards | None"
+) -> Sequence[float] | Callable[[], list["Tensor"]]:
+    """Scores for ``PPOTrainer.step``: as they are, or to be merged with the critic's rewards once needed."""
+    if pending is None:
+        return scores
+
+    def merged() -> list["Tensor"]:
+        from trl.core import merge_rewards
+
+        return merge_rewards(scores, pending.result())
+
+    return merged
 
 
 def sample_rows(
     queries: Sequence[str],
     responses: Sequence[str],
-    scores: Sequence[float],
+    scores: Sequence[float | None],
     token_texts: Sequence[Sequence[str]],
     rollout: Sequence[dict[str, Any]],
-    intrinsic: Sequence[Any],
-    critiques: Sequence[Any],
-    limit: int = 16,
+    intrinsic: Sequence[Any] = (),
+    critiques: Sequence["Critique"] = (),
 ) -> list[dict[str, Any]]:
-    """Rows of samples.jsonl: the first ``limit`` responses of a step, token by token.
+    """Rows of samples.jsonl, one per response of ``token_texts``, token by token.
 
     ``rollout`` is ``PPOTrainer.last_rollout``; ``intrinsic`` (N_i,) and ``critiques`` come from the critic and
     are empty without one.
     """
     rows = []
-    for i in range(min(limit, len(queries))):
+    for i, texts in enumerate(token_texts):
         columns = {name: rollout[i][name].tolist() for name in ("kl", "value", "advantage")}
-        columns["intrinsic"] = intrinsic[i].tolist() if intrinsic else [0.0] * len(token_texts[i])
+        columns["intrinsic"] = intrinsic[i].tolist() if intrinsic else [0.0] * len(texts)
         tokens = [
             {"text": text, **{name: round(values[j], 5) for name, values in columns.items()}}
-            for j, text in enumerate(token_texts[i])
+            for j, text in enumerate(texts)
         ]
-        row = {"query": queries[i], "response": responses[i], "score": scores[i], "tokens": tokens}
-        if critiques:
-            row |= {"spans": [asdict(s) for s in critiques[i].spans]}
-            row |= {"reply": critiques[i].reply, "status": critiques[i].status}
-        else:
-            row |= {"spans": [], "reply": None, "status": None}
-        rows.append(row)
+        critique = critiques[i] if critiques else None
+        rows.append(
+            {
+                "query": queries[i],
+                "response": responses[i],
+                "score": scores[i],
+                "tokens": tokens,
+                "spans": [asdict(span) for span in critique.spans] if critique else [],
+                "reply": critique.reply if critique else None,
+                "status": critique.status if critique else None,
+            }
+        )
     return rows
