@@ -1,0 +1,42 @@
+# make demo   the main job on a fresh machine, offline after the install
+# make test   the tests;  make lint   format, lint, types
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+TORCH := torch>=2.4,<2.14
+
+# waiting OpenMP threads that spin slow a busy machine 5 to 20 times; must be set before torch starts
+export OMP_WAIT_POLICY := PASSIVE
+
+.PHONY: demo test lint install prepare
+
+demo: prepare
+	$(BIN)/python examples/demo.py
+
+test: prepare
+	$(BIN)/python -m pytest -q
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+prepare: install
+	$(BIN)/python -m trl.builtin prepare
+
+install: $(VENV)/.installed
+
+# torch first: a CPU build from a local package source if there is one; else, on Linux without an NVIDIA GPU,
+# PyTorch's CPU wheels (the default there is a CUDA build of several GB); else whatever pip takes
+$(VENV)/.installed: pyproject.toml requirements.txt requirements-builtin.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "relc needs Python 3.11 or newer; say which with: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+	@echo "Installing into $(VENV) (a few minutes the first time) ..."
+	$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -c 'import torch' 2>/dev/null || \
+	  $(BIN)/pip install --quiet --no-deps --no-index '$(TORCH)' 2>/dev/null || \
+	  { test "$$(uname -s)" = Linux && ! command -v nvidia-smi >/dev/null && \
+	    $(BIN)/pip install --quiet --no-deps --index-url https://download.pytorch.org/whl/cpu '$(TORCH)'; } || true
+	$(BIN)/pip install --quiet -c requirements.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --no-deps -r requirements-builtin.txt
+	@touch $@
