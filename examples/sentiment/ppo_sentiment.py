@@ -82,12 +82,12 @@ def main() -> None:
 
     from datasets import Dataset
     from transformers import AutoTokenizer
-    from trl.data.sentiment import load_sentiment_prompts
 
     from trl import AutoModelForCausalLMWithValueHead, LengthSampler, PPOTrainer, create_reference_model, set_seed
     from trl.builtin import resolve_model
     from trl.critic import IntrinsicReward, span_rewards
     from trl.critic.choose import make_critic
+    from trl.data.sentiment import load_sentiment_prompts
     from trl.rewards import SentimentReward
 
     start_logging()
@@ -143,7 +143,8 @@ def main() -> None:
             responses = trainer.generate(batch["input_ids"], lengths, return_prompt=False)
             generated = time.perf_counter()
             texts = tokenizer.batch_decode(responses, skip_special_tokens=True)
-            scores = environment(prompts=batch["query"], completions=texts)
+            verdicts = environment(prompts=batch["query"], completions=texts)
+            scores = [math.nan if verdict is None else verdict for verdict in verdicts]
             env = trainer.score_scaler.numbers(scores)
             # spans are quoted while the trainer's own passes run, and merged when these are done
             pending = intrinsic.submit(batch["input_ids"], responses, scores) if intrinsic else None
