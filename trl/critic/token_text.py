@@ -63,7 +63,8 @@ def ranges_by_prefix(ids: Sequence[int], decode: Callable[[list[int]], str]) -> 
 
     A prefix that ends inside a character shows U+FFFD there; that character is open until a longer prefix
     agrees with the whole text. What was settled once stays settled: an unfinished run of byte tokens can hide
-    characters that are complete.
+    characters that are complete. A decoder that shows nothing for an open character (ByT5) gives it to the token
+    that completes it.
     """
     whole = decode(list(ids))
     ranges: list[Range] = []
@@ -73,11 +74,7 @@ def ranges_by_prefix(ids: Sequence[int], decode: Callable[[list[int]], str]) -> 
         start, settled = settled, max(settled, _common_length(prefix, whole))
         is_open = prefix[settled : settled + 1] == REPLACEMENT
         end = max(end, min(len(whole), settled + is_open))
-        adds_nothing = start == end < len(whole)
-        if adds_nothing and decode([*ids[: count - 1], *ids[count:]]) != whole:
-            ranges.append((start, start + 1))  # the decoder leaves open characters out: it is part of the next one
-        else:
-            ranges.append((start, end))
+        ranges.append((start, end))
     return whole, ranges
 
 
