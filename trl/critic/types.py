@@ -40,6 +40,8 @@ class CritiqueRequest:
     text: str
     document: str | None = None
     score: float | None = None
+    start: int = 0
+    """Offset in ``text`` where the response begins; for backends that score words, what to leave out."""
 
 
 class Critic(Protocol):

@@ -1,0 +1,209 @@
+"""IntrinsicReward: a batch of responses → which to critique → critiques → one reward per token."""
+
+import copy
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import get_args
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from trl.critic.align import RewardMode, SpanRewards, span_rewards
+from trl.critic.types import Critic, Critique, CritiqueRequest, Status, Style
+
+_SKIPPED = Critique(spans=(), status="skipped")
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    rewards: list[Tensor]
+    critiques: list[Critique]
+    stats: dict[str, float]
+
+
+class PendingIntrinsic:
+    """Intrinsic rewards on their way. Each access waits for the work; its exceptions are raised there."""
+
+    def __init__(self, future: "Future[_Outcome]") -> None:
+        self._future = future
+
+    def result(self) -> list[Tensor]:
+        """The reward of each response token: one (N_i,) float32 CPU tensor per response."""
+        return self._future.result().rewards
+
+    @property
+    def critiques(self) -> list[Critique]:
+        """One per response, in order; status "skipped" where the critic was not asked."""
+        return self._future.result().critiques
+
+    @property
+    def stats(self) -> dict[str, float]:
+        """``critic/*``: requests, one count per status, matched and unmatched spans, mean_abs_intrinsic (over
+        all response tokens), hit_rate (share of the critiqued responses with a matched span), latency (s)."""
+        return self._future.result().stats
+
+
+class IntrinsicReward:
+    """Asks the critic about low-scoring responses and rewards the tokens that it quoted.
+
+    A response is critiqued when its raw score is at or below ``threshold``; not when the score is NaN or it
+    shows no text. Tokens in positive spans get ``positive_value``, in negative spans ``negative_value``, all
+    others 0. In the styles whose critic marks flaws only (toxicity, summary), ``positive_value`` goes to the
+    tokens that no flaw covers. No positive value is given to a response with a flaw that is quoted but not
+    there, and nothing at all where the critique is skipped, failed or unparsable. Special tokens get 0.
+
+    Source: "Enhancing Reinforcement Learning with Dense Rewards from Language Model Critic", EMNLP 2024.
+
+    Args:
+        critic: any backend. It sees query and response; in the summary style document, response and score.
+        tokenizer: the policy's.
+        style: the critic's.
+        threshold: highest raw score that is critiqued.
+        positive_value: reward of a good token.
+        negative_value: reward of a bad token (usually negative).
+        mode: "each" or "spread", see :func:`trl.critic.span_rewards`.
+    """
+
+    def __init__(
+        self,
+        critic: Critic,
+        tokenizer: PreTrainedTokenizerBase,
+        style: Style,
+        *,
+        threshold: float,
+        positive_value: float,
+        negative_value: float,
+        mode: RewardMode = "each",
+    ) -> None:
+        if style not in get_args(Style):
+            raise ValueError(f"style is {style!r}; expected one of {', '.join(get_args(Style))}")
+        if mode not in get_args(RewardMode):
+            raise ValueError(f"mode is {mode!r}; expected one of {', '.join(get_args(RewardMode))}")
+        if math.isnan(threshold):
+            raise ValueError("threshold is NaN; expected the highest score that is critiqued")
+        self._critic, self._style, self._threshold, self._mode = critic, style, threshold, mode
+        # A copy: fast tokenizers raise "Already borrowed" when two threads use one.
+        self._tokenizer = copy.deepcopy(tokenizer)
+        self._positive, self._negative = positive_value, negative_value
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="intrinsic-reward")
+
+    def submit(
+        self,
+        queries: Sequence[Tensor],
+        responses: Sequence[Tensor],
+        scores: Sequence[float] | Tensor,
+        documents: Sequence[str] | None = None,
+    ) -> PendingIntrinsic:
+        """Start critiquing in a background thread.
+
+        Args:
+            queries: B prompts, each (Q_i,) token ids.
+            responses: B sampled responses, each (N_i,) token ids, N_i may be 0.
+            scores: B raw environment scores.
+            documents: B source texts, for the summary style.
+
+        Raises:
+            ValueError: lengths that differ, or the summary style without documents.
+        """
+        values = [float(score) for score in scores]
+        lengths = {"queries": len(queries), "responses": len(responses), "scores": len(values)}
+        if documents is not None:
+            lengths["documents"] = len(documents)
+        elif self._style == "summary":
+            raise ValueError("the summary style shows the critic the source text; pass documents")
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"submit got different numbers of {lengths}; expected one of each per sample")
+        # The caller may reuse its tensors while the thread reads.
+        query_ids = [self._shown_query(query) for query in queries]
+        response_ids = [response.tolist() for response in responses]
+        texts = list(documents) if documents is not None else [None] * len(values)
+        return PendingIntrinsic(self._worker.submit(self._work, query_ids, response_ids, values, texts))
+
+    def _shown_query(self, query: Tensor) -> list[int]:
+        """In the summary style the query is the document, which the critic is shown apart."""
+        return [] if self._style == "summary" else query.tolist()
+
+    def _work(
+        self,
+        queries: list[list[int]],
+        responses: list[list[int]],
+        scores: list[float],
+        documents: list[str] | list[None],
+    ) -> _Outcome:
+        begin = time.perf_counter()
+        requests: dict[int, CritiqueRequest] = {}
+        for i, score in enumerate(scores):
+            if score <= self._threshold:  # False for NaN
+                request = self._request(queries[i], responses[i], score, documents[i])
+                if request is not None:
+                    requests[i] = request
+        answers = self._critic.critique(list(requests.values())) if requests else []
+        critiques = [_SKIPPED] * len(scores)
+        for i, critique in zip(requests, answers, strict=True):
+            critiques[i] = critique
+        placed = [
+            self._place(critique, query, response)
+            for critique, query, response in zip(critiques, queries, responses, strict=True)
+        ]
+        rewards = [self._rewards(*pair) for pair in zip(critiques, placed, strict=True)]
+        stats = _statistics(critiques, placed, rewards, asked=len(requests))
+        return _Outcome(rewards, critiques, {**stats, "critic/latency": time.perf_counter() - begin})
+
+    def _request(
+        self, query: list[int], response: list[int], score: float, document: str | None
+    ) -> CritiqueRequest | None:
+        """What to ask about one response; None when the response shows no text."""
+        unmarked = span_rewards((), query, response, self._tokenizer, positive_value=0, negative_value=0)
+        shown = [start for start, end in unmarked.ranges if start < end]
+        if not shown or not unmarked.text[shown[0] :].strip():
+            return None
+        return CritiqueRequest(unmarked.text, document=document, score=score, start=shown[0])
+
+    def _place(self, critique: Critique, query: list[int], response: list[int]) -> SpanRewards:
+        def place(positive_value: float) -> SpanRewards:
+            return span_rewards(
+                critique.spans,
+                query,
+                response,
+                self._tokenizer,
+                positive_value=positive_value,
+                negative_value=self._negative,
+                mode=self._mode,
+            )
+
+        placed = place(self._positive)
+        return place(0.0) if _invents_a_flaw(placed) else placed
+
+    def _rewards(self, critique: Critique, placed: SpanRewards) -> Tensor:
+        if critique.status not in ("ok", "none"):
+            return torch.zeros_like(placed.rewards)
+        if self._style == "sentiment" or _invents_a_flaw(placed):
+            return placed.rewards
+        clean = placed.visible & ~placed.covered
+        return torch.where(clean, torch.full_like(placed.rewards, self._positive), placed.rewards)
+
+
+def _invents_a_flaw(placed: SpanRewards) -> bool:
+    return any(span.polarity == "negative" for span in placed.unmatched)
+
+
+def _statistics(
+    critiques: Sequence[Critique], placed: Sequence[SpanRewards], rewards: Sequence[Tensor], asked: int
+) -> dict[str, float]:
+    statuses = Counter(critique.status for critique in critiques)
+    tokens = sum(len(reward) for reward in rewards)
+    mass = sum(float(reward.abs().sum()) for reward in rewards)
+    hits = sum(p.matched > 0 for p in placed)
+    return {
+        "critic/requests": float(asked),
+        **{f"critic/{status}": float(statuses[status]) for status in get_args(Status)},
+        "critic/matched": float(sum(p.matched for p in placed)),
+        "critic/unmatched": float(sum(len(p.unmatched) for p in placed)),
+        "critic/mean_abs_intrinsic": mass / tokens if tokens else 0.0,
+        "critic/hit_rate": hits / asked if asked else 0.0,
+    }
