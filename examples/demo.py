@@ -141,9 +141,9 @@ def training_columns(folder: Path, minutes: float) -> dict[str, Any]:
 def main(args: Args) -> None:
     out = args.output_dir.resolve()
     print(f"1/4  Two trainings of {args.steps} steps on {BASE}, then an evaluation; results in {out}", flush=True)
-    if out.exists():
-        shutil.rmtree(out)
-    out.mkdir(parents=True)
+    for stale in [*ARMS, "eval"]:
+        shutil.rmtree(out / stale, ignore_errors=True)
+    out.mkdir(parents=True, exist_ok=True)
     minutes = {}
     for number, arm in enumerate(ARMS, start=1):
         print(f"2/4  Training {number} of {len(ARMS)}: {arm}", flush=True)

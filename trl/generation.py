@@ -82,7 +82,7 @@ def sample_continuations(
             f"a prompt of {width} tokens and {sampling.max_new_tokens} new ones exceed the model's "
             f"{positions} positions; shorten the prompt or the continuation"
         )
-    eos = _eos_ids(model, tokenizer)
+    eos = eos_ids(model, tokenizer)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (eos[0] if eos else 0)
     input_ids = torch.full((len(ids), width), pad)  # (P, Q)
     mask = torch.zeros_like(input_ids)
@@ -101,7 +101,7 @@ def sample_continuations(
         **({"top_k": sampling.top_k, "top_p": sampling.top_p, "temperature": 1.0} if sampling.do_sample else {}),
     )
     devices = [model.device] if model.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices), torch.inference_mode(), _neutral_defaults(model):
+    with torch.random.fork_rng(devices=devices), torch.inference_mode(), neutral_defaults(model):
         torch.manual_seed(seed)
         output = cast(GenerationMixin, model).generate(
             input_ids=input_ids.to(model.device),
@@ -110,7 +110,7 @@ def sample_continuations(
         )
     new = output[:, width:].tolist()  # (P·num_return, N)
     texts = [
-        _added_text(tokenizer, ids[row // sampling.num_return], _until(tokens, eos)) for row, tokens in enumerate(new)
+        added_text(tokenizer, ids[row // sampling.num_return], _until(tokens, eos)) for row, tokens in enumerate(new)
     ]
     return [texts[i : i + sampling.num_return] for i in range(0, len(texts), sampling.num_return)]
 
@@ -131,7 +131,7 @@ def _prompt_ids(tokenizer: "PreTrainedTokenizerBase", prompt: str) -> list[int]:
     return [tokenizer.bos_token_id]
 
 
-def _eos_ids(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> list[int]:
+def eos_ids(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> list[int]:
     """The tokenizer's end token and those of the generation config (chat models list several there)."""
     own: Any = model.generation_config.eos_token_id if model.generation_config else None
     listed = own if isinstance(own, list | tuple) else [own]
@@ -141,7 +141,7 @@ def _eos_ids(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> 
 
 
 @contextmanager
-def _neutral_defaults(model: "PreTrainedModel") -> "Iterator[None]":
+def neutral_defaults(model: "PreTrainedModel") -> "Iterator[None]":
     """``generate`` fills every unset field from the checkpoint's own generation config, so set it aside."""
     own = model.generation_config
     model.generation_config = GenerationConfig()
@@ -156,8 +156,11 @@ def _until(tokens: list[int], eos: Sequence[int]) -> list[int]:
     return tokens[:end]
 
 
-def _added_text(tokenizer: "PreTrainedTokenizerBase", prompt: list[int], new: list[int]) -> str:
-    """What ``new`` adds to the prompt. Decoded alone, SentencePiece drops the space before the first word."""
+def added_text(tokenizer: "PreTrainedTokenizerBase", prompt: list[int], new: list[int]) -> str:
+    """The text that ids ``new`` add to ids ``prompt``, without special tokens.
+
+    Decoded alone, SentencePiece's new tokens would lose the space before their first word.
+    """
 
     def text(ids: list[int]) -> str:
         return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))

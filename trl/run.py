@@ -149,7 +149,10 @@ def prepare_output_dir(args: RunArgs, is_main: bool = True) -> Path:
             raise SystemExit(
                 f"error: {folder} already holds a run; give another --output_dir, or --overwrite to replace it"
             )
-        shutil.rmtree(folder)
+        for stale in [folder / "metrics.jsonl", folder / "samples.jsonl"]:
+            stale.unlink(missing_ok=True)
+        for checkpoint in folder.glob("step-*/"):
+            shutil.rmtree(checkpoint)
     folder.mkdir(parents=True, exist_ok=True)
     settings = {"command": ["python", *sys.argv], "args": asdict(args)}
     (folder / "run.json").write_text(json.dumps(settings, indent=2) + "\n")

@@ -88,6 +88,7 @@ def main() -> None:
     from trl.critic import IntrinsicReward, span_rewards
     from trl.critic.choose import make_critic
     from trl.data.sentiment import load_sentiment_prompts
+    from trl.generation import added_text
     from trl.rewards import SentimentReward
 
     start_logging()
@@ -142,7 +143,8 @@ def main() -> None:
             started = time.perf_counter()
             responses = trainer.generate(batch["input_ids"], lengths, return_prompt=False)
             generated = time.perf_counter()
-            texts = tokenizer.batch_decode(responses, skip_special_tokens=True)
+            pairs = list(zip(batch["input_ids"], responses, strict=True))
+            texts = [added_text(tokenizer, query.tolist(), response.tolist()) for query, response in pairs]
             verdicts = environment(prompts=batch["query"], completions=texts)
             scores = [math.nan if verdict is None else verdict for verdict in verdicts]
             env = trainer.score_scaler.numbers(scores)
@@ -162,7 +164,7 @@ def main() -> None:
             trainer.log_stats(stats, batch, scores)
             tokens = [
                 span_rewards([], query, response, tokenizer, positive_value=0, negative_value=0).token_texts
-                for query, response in list(zip(batch["input_ids"], responses, strict=True))[:SAMPLES_KEPT]
+                for query, response in pairs[:SAMPLES_KEPT]
             ]
             critiques = pending.critiques if pending else []
             rows = sample_rows(batch["query"], texts, scores, tokens, trainer.last_rollout, token_rewards, critiques)

@@ -2,13 +2,14 @@
 
 import copy
 import logging
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from trl.generation import eos_ids, neutral_defaults
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ def sample(
                 f"queries[{i}] has shape {tuple(query.shape)}: expected a 1-D tensor with at least one token "
                 "(an empty prompt needs the tokenizer's BOS or EOS token)"
             )
-    settings = {**_PURE, "eos_token_id": _end_tokens(lm, tokenizer), **generation_kwargs}
+    settings = {**_PURE, "eos_token_id": eos_ids(lm, tokenizer) or None, **generation_kwargs}
     eos = torch.as_tensor(settings["eos_token_id"] if settings["eos_token_id"] is not None else [])
     pad = tokenizer.pad_token_id
     if pad is None:
@@ -78,17 +79,11 @@ def sample(
         wanted = [n for i in rows if (n := lengths[i]) is not None]
         if wanted:
             settings["max_new_tokens"] = max(wanted)
-        with _only_settings_of(lm):
+        with neutral_defaults(lm):
             out = lm.generate(input_ids=ids.to(lm.device), attention_mask=mask.to(lm.device), **settings)
         for row, i in enumerate(rows):
             responses[i] = _cut(out[row, width:].cpu(), eos, lengths[i])
     return responses
-
-
-def _end_tokens(lm: Any, tokenizer: PreTrainedTokenizerBase) -> int | list[int] | None:
-    """Chat models name several end tokens in their generation settings; the tokenizer knows only one."""
-    own = lm.generation_config.eos_token_id
-    return tokenizer.eos_token_id if own is None else own
 
 
 def _cut(new_tokens: Tensor, eos: Tensor, length: int | None) -> Tensor:
@@ -96,17 +91,6 @@ def _cut(new_tokens: Tensor, eos: Tensor, length: int | None) -> Tensor:
     response = new_tokens[:length]
     ends = torch.isin(response, eos).nonzero()
     return response[: int(ends[0]) + 1] if len(ends) else response
-
-
-@contextmanager
-def _only_settings_of(lm: Any) -> Iterator[None]:
-    """Hide a checkpoint's generation settings (a chat model's temperature, top_p, …) for one call."""
-    own = lm.generation_config
-    lm.generation_config = GenerationConfig()
-    try:
-        yield
-    finally:
-        lm.generation_config = own
 
 
 class HalfPrecisionCopy:
