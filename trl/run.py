@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
     from torch import Tensor
 
-    from trl.critic.intrinsic import PendingRewards
+    from trl.critic.intrinsic import PendingIntrinsic
     from trl.critic.types import Critic, Critique
 
 logger = logging.getLogger(__name__)
@@ -232,7 +232,7 @@ class RunRecord:
 
 
 def with_token_rewards(
-    scores: Sequence[float], pending: "PendingRewards | None"
+    scores: Sequence[float], pending: "PendingIntrinsic | None"
 ) -> Sequence[float] | Callable[[], list["Tensor"]]:
     """Scores for ``PPOTrainer.step``: as they are, or to be merged with the critic's rewards once needed."""
     if pending is None:

@@ -118,6 +118,7 @@ def main() -> None:
             base_url=args.critic_base_url,
             lm=reference.pretrained_model,
             tokenizer=tokenizer,
+            half_precision=trainer.accelerator.mixed_precision == "bf16",
         )
         intrinsic = IntrinsicReward(
             critic,

@@ -1,6 +1,6 @@
 """The critic that a script's ``--critic`` flag names."""
 
-from typing import Any
+from typing import Any, Literal
 
 from trl.critic.types import Critic, Style
 
@@ -16,11 +16,12 @@ def make_critic(
     base_url: str | None = None,
     lm: Any = None,
     tokenizer: Any = None,
+    half_precision: bool = False,
 ) -> Critic:
     """``kind`` is openai, local, score or lexicon.
 
     local and score use ``model`` if one is named, else ``lm`` and ``tokenizer`` (for self-critique: the
-    policy's own frozen initial weights). Raises what the critic raises on a bad prompt file or model.
+    policy's own frozen initial weights), in bf16 if ``half_precision``. Raises what the critic raises on a bad prompt file or model.
     """
     if kind == "lexicon":
         from trl.critic.lexicon import LexiconCritic
@@ -35,6 +36,8 @@ def make_critic(
         return OpenAICritic(template, model or "gpt-3.5-turbo", base_url=base_url)
     if kind not in ("local", "score"):
         raise ValueError(f"unknown critic {kind!r}: expected openai, local, score or lexicon")
+    import torch
+
     from trl.critic.local import LocalCritic
 
     if model is not None:
@@ -43,4 +46,5 @@ def make_critic(
         lm, tokenizer = load_causal_lm(model)
     file = prompt_file if kind == "local" else SCORE_PROMPTS[style]
     template = PromptTemplate.from_file(file, style=style)
-    return LocalCritic(template, lm, tokenizer, mode="generate" if kind == "local" else "score")
+    mode: Literal["generate", "score"] = "generate" if kind == "local" else "score"
+    return LocalCritic(template, lm, tokenizer, mode, dtype=torch.bfloat16 if half_precision else None)
