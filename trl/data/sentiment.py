@@ -76,11 +76,18 @@ def _read_file(path: Path) -> list[str]:
         case ".jsonl":
             rows: Iterable[dict[str, Any]] = read_jsonl(path)
         case ".csv":
-            with path.open(encoding="utf-8", newline="") as file:
-                rows = list(csv.DictReader(file))
+            rows = _read_csv(path)
         case _:
             raise DataFileError(f"{path}: expected a .jsonl or .csv file with a text column")
     return [_text(row, f"{path}, row {number}") for number, row in enumerate(rows, start=1)]
+
+
+def _read_csv(path: Path) -> list[dict[str, Any]]:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            return list(csv.DictReader(file))
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise DataFileError(f"{path}: expected CSV in UTF-8 ({error}); JSON lines hold any text") from error
 
 
 def _text(row: dict[str, Any], where: str) -> str:
