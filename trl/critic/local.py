@@ -94,7 +94,7 @@ class LocalCritic:
             return {}
         sequences = self._tokenizer([self._prompt.fill(phrase) for phrase in distinct])["input_ids"]
         if self._packs is None:
-            self._packs = can_pack(self._model, sequences[:1] + sequences[-1:], self._labels)
+            self._packs = can_pack(self._model, sequences[:: max(1, len(sequences) // 4)], self._labels)
             if not self._packs:
                 logger.warning(
                     "%s cannot score many phrases in one pass; scoring them row by row, which is slower",
