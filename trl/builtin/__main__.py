@@ -38,9 +38,12 @@ def main(arguments: list[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     try:
         return _list() if chosen.command == "list" else _prepare(chosen.names, deep=chosen.verify)
-    except BuiltinError as error:
+    except (BuiltinError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("stopped; the same command continues with what is missing", file=sys.stderr)
+        return 130
 
 
 def _list() -> int:

@@ -4,8 +4,9 @@
 
 The sets follow DExperts (Liu et al., 2021, appendix on sentiment prompts): half sentences are continued 25
 times by the base model; a prompt is neutral if 12 or 13 of the continuations are positive, negative if none is,
-positive if 24 or 25 are. Steering a model against a negative prompt is the adversarial setting. Wider bounds
-give more prompts from fewer candidates.
+positive if 24 or 25 are. Steering a model against a negative prompt is the adversarial setting. Small models stay
+on a prompt's sentiment less, so that few of their prompts are at the extremes: wider bounds give more prompts from
+fewer candidates.
 """
 
 import random
@@ -40,7 +41,7 @@ class Args:
     """Split of the data set; prompts for evaluation should not come from what is trained on."""
     model: str = "builtin:smollm2"
     """Base model that continues the prompts."""
-    classifier: str = "builtin:sentiment-eval"
+    classifier: str = "builtin:sentiment"
     """Classifier that judges each continuation alone."""
     candidates: int = 1000
     """Half sentences to try."""
@@ -52,6 +53,8 @@ class Args:
     """Continuations per prompt."""
     max_new_tokens: int = 20
     """Most new tokens per continuation."""
+    top_p: float = 0.9
+    """Nucleus: sample from the smallest set of tokens with this probability; 1 is off."""
     neutral: tuple[int, int] = (12, 13)
     """Fewest and most positive continuations of a neutral prompt."""
     negative: tuple[int, int] = (0, 0)
@@ -99,7 +102,7 @@ def main(args: Args) -> None:
     prompts = half_sentences(texts, args.candidates, args.min_words, args.max_words, args.seed)
     if len(prompts) < args.candidates:
         print(f"{args.source} ({args.split}) has only {len(prompts)} fitting half sentences", file=sys.stderr)
-    sampling = Sampling(max_new_tokens=args.max_new_tokens, num_return=args.num_return)
+    sampling = Sampling(max_new_tokens=args.max_new_tokens, top_p=args.top_p, num_return=args.num_return)
     classify = load_classifier(args.classifier)
     model, tokenizer = load_causal_lm(args.model)
 
