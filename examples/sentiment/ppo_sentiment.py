@@ -173,6 +173,7 @@ def main() -> None:
             if args.save_freq and step % args.save_freq == 0 and step < steps:
                 trainer.save_pretrained(folder / f"step-{step}")
     trainer.save_pretrained(folder)
+    trainer.accelerator.end_training()
 
 
 if __name__ == "__main__":

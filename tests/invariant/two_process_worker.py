@@ -1,0 +1,21 @@
+"""One process of a run of two PPO steps on a fixed global batch of eight; prints what must not depend on the split."""
+
+import json
+import os
+import sys
+
+from tests.tiny import tiny_llama
+from tests.trainer.test_ppo import BATCH, SCORES, make_trainer
+
+shared = int(sys.argv[1]) or None
+world = int(os.environ.get("WORLD_SIZE", "1"))
+trainer = make_trainer(tiny_llama(layers=4), shared=shared, sgd=True, batch_size=8 // world, mini_batch_size=8 // world)
+accelerator = trainer.accelerator
+mine = slice(accelerator.process_index * 8 // world, (accelerator.process_index + 1) * 8 // world)
+queries, responses = BATCH
+for _ in range(2):
+    stats = trainer.step(queries[mine], responses[mine], SCORES[mine])
+weights = [float(w.double().abs().sum()) for w in trainer.policy.state_dict().values()]
+kept = {name: value for name, value in stats.items() if not name.startswith("time/")}
+print(json.dumps({"world": accelerator.num_processes, "weights": weights, "stats": kept}), flush=True)
+accelerator.end_training()
