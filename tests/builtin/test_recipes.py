@@ -85,8 +85,8 @@ def test_the_cached_lower_half_gives_the_models_own_logits(tmp_path: Path) -> No
 
 
 def test_training_touches_only_the_upper_half_and_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sentiment, "LEARNING_RATE", 3e-3)
-    monkeypatch.setattr(sentiment, "EPOCHS", 4)
+    monkeypatch.setattr(sentiment, "LEARNING_RATE", 1e-3)
+    monkeypatch.setattr(sentiment, "EPOCHS", 10)
     torch.manual_seed(0)
     save_classifier(tmp_path, ["NEGATIVE", "POSITIVE"], blocks=5)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)

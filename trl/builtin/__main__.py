@@ -9,6 +9,11 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+import trl
+
+if vars(trl).get("DISTRIBUTION") != "relc":
+    sys.exit(f"'trl' from {trl.__path__[0]} is not relc's: pip uninstall trl, then pip install -e . here")
+
 from trl.builtin.catalog import (
     PREFIX,
     BuiltinError,

@@ -21,6 +21,11 @@ import numpy as np
 import tyro
 from tyro.conf import Positional, arg
 
+import trl
+
+if vars(trl).get("DISTRIBUTION") != "relc":
+    sys.exit(f"'trl' from {trl.__path__[0]} is not relc's: pip uninstall trl, then pip install -e . here")
+
 from trl.builtin import BuiltinError
 from trl.data.sentiment import load_texts
 from trl.jsonl import DataFileError, Row, dump_line, run_resumable
