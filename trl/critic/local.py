@@ -37,7 +37,8 @@ class LocalCritic:
         dtype: work with a copy of the weights in this dtype (bfloat16 halves the time on CPUs that have it,
             and takes half the memory of a float32 model once more); None: with the model itself.
         window: words per window.
-        margin: logits a word must be away from neutral. On reviews 1.0 marks about one word in five.
+        margin: logits a word must be away from neutral. With the shipped prompt and SmolLM2-135M, 1.4 marks one
+            word in ten of film reviews, three of four with the sign of the whole review.
         max_new_tokens: longest reply, for "generate".
         batch_size: prompts generated at once.
 
@@ -55,7 +56,7 @@ class LocalCritic:
         *,
         dtype: torch.dtype | None = None,
         window: int = 3,
-        margin: float = 1.0,
+        margin: float = 1.4,
         max_new_tokens: int = 128,
         batch_size: int = 8,
     ) -> None:
