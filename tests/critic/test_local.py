@@ -383,7 +383,9 @@ def test_smollm2_tells_good_reviews_from_bad_ones(smollm2: LocalCritic) -> None:
 
     from trl.builtin import resolve
 
-    lines = (Path(resolve("builtin:rotten-tomatoes", "data set")) / "test.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (
+        (Path(resolve("builtin:rotten-tomatoes", "data set")) / "test.jsonl").read_text(encoding="utf-8").splitlines()
+    )
     rows = [json.loads(line) for line in random.Random(0).sample(lines, 200)]
     scores = smollm2.scores(row["text"] for row in rows)
     auc = roc_auc_score([row["label"] for row in rows], [scores[row["text"]] for row in rows])
