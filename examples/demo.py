@@ -43,7 +43,7 @@ class Args:
 
     output_dir: Path = Path("outputs/demo")
     """Where both models, metrics, samples, table, curves and report go; an earlier demo there is replaced."""
-    steps: int = 40
+    steps: int = 50
     """PPO steps per arm."""
     critic: str = "score"
     """The second arm's critic: score (the model's own initial weights rate word windows) or lexicon."""

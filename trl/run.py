@@ -131,7 +131,7 @@ def start_logging(is_main: bool = True) -> None:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         datefmt="%H:%M:%S",
     )
-    for chatty in ("httpx", "accelerate", "datasets", "filelock"):
+    for chatty in ("httpx", "httpx2", "accelerate", "datasets", "filelock"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
 
 
