@@ -1,7 +1,7 @@
 """The critic's vocabulary: what it is asked, what it answers, and the protocol every backend follows."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 Style = Literal["sentiment", "toxicity", "summary"]
@@ -20,17 +20,35 @@ class Span:
 
 
 @dataclass(frozen=True)
+class Call:
+    """What getting a critique from an endpoint took."""
+
+    requests: int
+    """Sent, with retries; 0: answered from the cache, like another text of its batch, or not asked."""
+    cached: bool = False
+    latency: float = 0.0
+    """Seconds from asking to the answer, with waiting and retries."""
+    tokens_in: int = 0
+    tokens_out: int = 0
+    usd: float | None = None
+    """None: the prices are not known."""
+
+
+@dataclass(frozen=True)
 class Critique:
     """A critic's answer to one request.
 
     ``ok``: at least one span. ``none``: the critic explicitly found nothing. ``unparsable``: a reply
-    without the expected form (a refusal, prose). ``failed``: no reply. ``skipped``: not asked.
+    without the expected form (a refusal, prose). ``failed``: no reply. ``skipped``: not asked, since the score
+    is above the threshold or the budget is spent.
     """
 
     spans: tuple[Span, ...]
     status: Status
     reply: str | None = None
     error: str | None = None
+    call: Call | None = field(default=None, compare=False)
+    """Of critics behind an endpoint."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,56 @@
+"""The fuse: stops a run whose critic has been gone for long, after having borne shorter outages."""
+
+import time
+from collections import Counter, deque
+
+_WINDOW = 100
+_LEAST = 20
+_SHARE = 0.8
+
+
+class CriticFuseError(RuntimeError):
+    """Nearly all calls failed and none has succeeded for a long time: training on would be without a critic."""
+
+
+class Fuse:
+    """Watches the outcomes of calls, in one process.
+
+    ``tripping``: more than 80 % of the last 100 calls (at least 20) failed. While that is so, one call at a time
+    is enough to see whether the endpoint is back; its success clears the record.
+
+    Args:
+        seconds: how long no call may have succeeded, counted from the first call on.
+    """
+
+    def __init__(self, seconds: float = 300.0) -> None:
+        if seconds < 0:
+            raise ValueError(f"fuse_seconds is {seconds}; expected 0 or more")
+        self._seconds = seconds
+        self._outcomes: deque[str | None] = deque(maxlen=_WINDOW)
+        self._last_success: float | None = None
+
+    @property
+    def tripping(self) -> bool:
+        failed = sum(outcome is not None for outcome in self._outcomes)
+        return len(self._outcomes) >= _LEAST and failed > _SHARE * len(self._outcomes)
+
+    def record(self, failure: str | None) -> None:
+        """One call's outcome: None, or why it failed."""
+        if failure is None and self.tripping:
+            self._outcomes.clear()
+        self._outcomes.append(failure)
+        if failure is None or self._last_success is None:
+            self._last_success = time.monotonic()
+
+    def check(self) -> None:
+        """Raise CriticFuseError, with the number of calls per reason, when it is time to stop."""
+        if not self.tripping or self._last_success is None:
+            return
+        silence = time.monotonic() - self._last_success
+        if silence >= self._seconds:
+            reasons = Counter(outcome for outcome in self._outcomes if outcome is not None)
+            counts = ", ".join(f"{count} x {reason}" for reason, count in reasons.most_common())
+            raise CriticFuseError(
+                f"the critic has not answered for {silence:.0f} s; of its last {len(self._outcomes)} calls "
+                f"{reasons.total()} failed: {counts}"
+            )
