@@ -3,18 +3,20 @@
 import copy
 import math
 import time
-from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.pool import AsyncResult, ThreadPool
+from pathlib import Path
 from typing import get_args
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from trl.critic import statistics
 from trl.critic.align import RewardMode, SpanRewards, span_rewards
-from trl.critic.types import Critic, Critique, CritiqueRequest, Status, Style
+from trl.critic.log import CritiqueLog
+from trl.critic.types import Critic, Critique, CritiqueRequest, Style
 
 _SKIPPED = Critique(spans=(), status="skipped")
 
@@ -29,23 +31,22 @@ class _Outcome:
 class PendingIntrinsic:
     """Intrinsic rewards on their way. Each access waits for the work; its exceptions are raised there."""
 
-    def __init__(self, future: "Future[_Outcome]") -> None:
-        self._future = future
+    def __init__(self, outcome: "AsyncResult[_Outcome]") -> None:
+        self._outcome = outcome
 
     def result(self) -> list[Tensor]:
         """The reward of each response token: one (N_i,) float32 CPU tensor per response."""
-        return self._future.result().rewards
+        return self._outcome.get().rewards
 
     @property
     def critiques(self) -> list[Critique]:
         """One per response, in order; status "skipped" where the critic was not asked."""
-        return self._future.result().critiques
+        return self._outcome.get().critiques
 
     @property
     def stats(self) -> dict[str, float]:
-        """``critic/*``: requests, one count per status, matched and unmatched spans, mean_abs_intrinsic (over
-        all response tokens), hit_rate (share of the critiqued responses with a matched span), latency (s)."""
-        return self._future.result().stats
+        """``critic/*``, see :func:`trl.critic.statistics.of_batch`."""
+        return self._outcome.get().stats
 
 
 class IntrinsicReward:
@@ -67,6 +68,7 @@ class IntrinsicReward:
         positive_value: reward of a good token.
         negative_value: reward of a bad token (usually negative).
         mode: "each" or "spread", see :func:`trl.critic.span_rewards`.
+        log_path: file that keeps every critique with its request and rewards, see :class:`trl.critic.log.CritiqueLog`.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class IntrinsicReward:
         positive_value: float,
         negative_value: float,
         mode: RewardMode = "each",
+        log_path: str | Path | None = None,
     ) -> None:
         if style not in get_args(Style):
             raise ValueError(f"style is {style!r}; expected one of {', '.join(get_args(Style))}")
@@ -90,7 +93,9 @@ class IntrinsicReward:
         # A copy: fast tokenizers raise "Already borrowed" when two threads use one.
         self._tokenizer = copy.deepcopy(tokenizer)
         self._positive, self._negative = positive_value, negative_value
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="intrinsic-reward")
+        self._log = None if log_path is None else CritiqueLog(log_path)
+        # Its thread is a daemon: a process that fails elsewhere does not wait for the critic before it ends.
+        self._worker = ThreadPool(1)
 
     def submit(
         self,
@@ -122,7 +127,7 @@ class IntrinsicReward:
         query_ids = [self._shown_query(query) for query in queries]
         response_ids = [response.tolist() for response in responses]
         texts = list(documents) if documents is not None else [None] * len(values)
-        return PendingIntrinsic(self._worker.submit(self._work, query_ids, response_ids, values, texts))
+        return PendingIntrinsic(self._worker.apply_async(self._work, (query_ids, response_ids, values, texts)))
 
     def _shown_query(self, query: Tensor) -> list[int]:
         """In the summary style the query is the document, which the critic is shown apart."""
@@ -151,8 +156,10 @@ class IntrinsicReward:
             for critique, query, response in zip(critiques, queries, responses, strict=True)
         ]
         rewards = [self._rewards(*pair) for pair in zip(critiques, placed, strict=True)]
-        stats = _statistics(critiques, placed, rewards, asked=len(requests))
-        return _Outcome(rewards, critiques, {**stats, "critic/latency": time.perf_counter() - begin})
+        if self._log is not None and requests:
+            self._log.write(list(requests.values()), answers, [rewards[i] for i in requests])
+        skipped, latency = len(scores) - len(requests), time.perf_counter() - begin
+        return _Outcome(rewards, critiques, statistics.of_batch(answers, skipped, placed, rewards, latency))
 
     def _request(
         self, query: list[int], response: list[int], score: float, document: str | None
@@ -190,20 +197,3 @@ class IntrinsicReward:
 
 def _invents_a_flaw(placed: SpanRewards) -> bool:
     return any(span.polarity == "negative" for span in placed.unmatched)
-
-
-def _statistics(
-    critiques: Sequence[Critique], placed: Sequence[SpanRewards], rewards: Sequence[Tensor], asked: int
-) -> dict[str, float]:
-    statuses = Counter(critique.status for critique in critiques)
-    tokens = sum(len(reward) for reward in rewards)
-    mass = sum(float(reward.abs().sum()) for reward in rewards)
-    hits = sum(p.matched > 0 for p in placed)
-    return {
-        "critic/requests": float(asked),
-        **{f"critic/{status}": float(statuses[status]) for status in get_args(Status)},
-        "critic/matched": float(sum(p.matched for p in placed)),
-        "critic/unmatched": float(sum(len(p.unmatched) for p in placed)),
-        "critic/mean_abs_intrinsic": mass / tokens if tokens else 0.0,
-        "critic/hit_rate": hits / asked if asked else 0.0,
-    }
