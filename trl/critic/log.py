@@ -1,0 +1,46 @@
+"""critiques.jsonl: everything that was asked of the critic, what it said, and what that was worth."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from torch import Tensor
+
+from trl.critic.types import Critique, CritiqueRequest
+from trl.jsonl import dump_line
+
+FILE = "critiques.jsonl"
+
+
+class CritiqueLog:
+    """Appends to one file, which several processes may share: each batch is a single write.
+
+    A row is ``{batch, text, document, score, start, status, reply, error, spans, rewards, call}``; ``batch`` counts
+    this process's batches from 1, ``rewards`` has one number per response token, and ``call`` says what an endpoint
+    took.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._batch = 0
+
+    def write(
+        self, requests: Sequence[CritiqueRequest], critiques: Sequence[Critique], rewards: Sequence[Tensor]
+    ) -> None:
+        """Append one batch. Raises OSError when the file can't be written."""
+        self._batch += 1
+        rows = [
+            {
+                "batch": self._batch,
+                **asdict(request),
+                **asdict(critique),
+                "rewards": [round(value, 5) for value in reward.tolist()],
+            }
+            for request, critique, reward in zip(requests, critiques, rewards, strict=True)
+        ]
+        # a lone surrogate in a reply is written as the JSON escape it came from
+        content = "".join(dump_line(row) + "\n" for row in rows).encode(errors="backslashreplace")
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("ab", buffering=0) as file:
+            if file.write(content) != len(content):
+                raise OSError(f"{self._path}: the disk took only a part of what was written")
