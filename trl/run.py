@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, Self, TypeVar
 
 import tyro
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trl.critic.intrinsic import PendingIntrinsic
-    from trl.critic.types import Critic, Critique
+    from trl.critic.types import Critic, CriticGoneError, Critique, Style
+    from trl.trainer.ppo import PPOTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +58,20 @@ class RunArgs:
     """The critic's model; default gpt-3.5-turbo for openai, the policy's own initial weights for local and score."""
     critic_base_url: str | None = None
     """OpenAI-compatible endpoint of the critic; default OPENAI_BASE_URL, else OpenAI's."""
+    critic_cache: str | None = None
+    """Folder that keeps the endpoint's replies, for all processes and later runs."""
+    critic_rpm: int | None = None
+    """Requests per minute to the endpoint, all processes together."""
+    critic_tpm: int | None = None
+    """Prompt and reply tokens per minute, all processes together."""
+    critic_budget_requests: int | None = None
+    """Most requests to the endpoint; when it is spent, samples go without a critique."""
+    critic_budget_usd: float | None = None
+    """Most dollars to spend at the endpoint; needs --critic_prices."""
+    critic_prices: tuple[float, float] | None = None
+    """Dollars per million prompt tokens and per million reply tokens."""
+    critic_fuse_seconds: float = 300.0
+    """Save the model and stop when more than 80 % of the calls fail and none has succeeded for this long."""
     prompt_file: str = ""
     """Few-shot prompt of the critic (openai, local)."""
     positive_reward_value: float = 0.0
@@ -69,7 +84,7 @@ class RunArgs:
     """each: every token of a span gets the value; spread: the value is divided over the span's tokens."""
 
     output_dir: OutputDir = "outputs/run"
-    """Run folder: the final model, metrics.jsonl, samples.jsonl, run.json."""
+    """Run folder: the final model, metrics.jsonl, samples.jsonl, critiques.jsonl, run.json."""
     save_freq: int | None = None
     """Save the model every this many steps, to OUTPUT_DIR/step-N."""
     overwrite: bool = False
@@ -86,6 +101,19 @@ class RunArgs:
     def critic_kind(self) -> CriticKind:
         """The critic that was chosen, or the default for this policy."""
         return self.critic or ("score" if (self.ppo_config.model_name or "").startswith("builtin:") else "openai")
+
+    @property
+    def critic_endpoint(self) -> dict[str, Any]:
+        """Keywords of OpenAICritic that the flags set."""
+        return {
+            "cache": self.critic_cache,
+            "requests_per_minute": self.critic_rpm,
+            "tokens_per_minute": self.critic_tpm,
+            "budget_requests": self.critic_budget_requests,
+            "budget_usd": self.critic_budget_usd,
+            "prices": self.critic_prices,
+            "fuse_seconds": self.critic_fuse_seconds,
+        }
 
 
 T = TypeVar("T", bound=RunArgs)
@@ -149,8 +177,8 @@ def prepare_output_dir(args: RunArgs, is_main: bool = True) -> Path:
             raise SystemExit(
                 f"error: {folder} already holds a run; give another --output_dir, or --overwrite to replace it"
             )
-        for stale in [folder / "metrics.jsonl", folder / "samples.jsonl"]:
-            stale.unlink(missing_ok=True)
+        for stale in ("metrics.jsonl", "samples.jsonl", "critiques.jsonl"):
+            (folder / stale).unlink(missing_ok=True)
         for checkpoint in folder.glob("step-*/"):
             shutil.rmtree(checkpoint)
     folder.mkdir(parents=True, exist_ok=True)
@@ -231,19 +259,62 @@ class RunRecord:
             print(f"step {step}/{self.total}  {text}", file=sys.stderr, flush=True)
 
 
+def critic_of(args: RunArgs, style: "Style", lm: Any, tokenizer: Any, half_precision: bool) -> "Critic":
+    """The critic that the flags describe; exits with one line where its prompt, limits, key or model are wrong.
+
+    ``lm`` and ``tokenizer`` serve the critics in this process that have no model of their own.
+    """
+    from trl.clients import EndpointAuthError
+    from trl.critic.choose import make_critic
+
+    try:
+        return make_critic(
+            args.critic_kind,
+            style,
+            prompt_file=args.prompt_file,
+            model=args.critic_model,
+            base_url=args.critic_base_url,
+            lm=lm,
+            tokenizer=tokenizer,
+            half_precision=half_precision,
+            endpoint=args.critic_endpoint,
+        )
+    except (EndpointAuthError, ValueError) as error:
+        raise SystemExit(f"error: {error}") from None
+
+
 def with_token_rewards(
-    scores: Sequence[float], pending: "PendingIntrinsic | None"
+    scores: Sequence[float], pending: "PendingIntrinsic | None", global_mean: Callable[[Sequence[float]], float]
 ) -> Sequence[float] | Callable[[], list["Tensor"]]:
-    """Scores for ``PPOTrainer.step``: as they are, or to be merged with the critic's rewards once needed."""
+    """Scores for ``PPOTrainer.step``: as they are, or to be merged with the critic's rewards once needed.
+
+    When the critic is gone for one process, the callable raises CriticGoneError in all of them; ``global_mean`` is
+    the trainer's.
+    """
     if pending is None:
         return scores
 
     def merged() -> list["Tensor"]:
         from trl.core import merge_rewards
+        from trl.critic.types import CriticGoneError
 
-        return merge_rewards(scores, pending.result())
+        gone: CriticGoneError | None = None
+        try:
+            token_rewards = pending.result()
+        except CriticGoneError as error:
+            gone = error
+        if global_mean([float(gone is not None)]):
+            raise gone or CriticGoneError("the critic of another process is gone; its message says why")
+        return merge_rewards(scores, token_rewards)
 
     return merged
+
+
+def save_and_stop(trainer: "PPOTrainer", folder: Path, error: "CriticGoneError") -> NoReturn:
+    """Save the model as it is and end the run with an error, in every process."""
+    trainer.save_pretrained(folder)
+    trainer.accelerator.end_training()
+    raise SystemExit(f"error: {error}. The model so far is in {folder}")
 
 
 def sample_rows(

@@ -10,6 +10,7 @@ import itertools
 import math
 import time
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import tyro
 
@@ -22,10 +23,12 @@ from trl.run import (
     OutputDir,
     RunArgs,
     RunRecord,
+    critic_of,
     dry_run,
     parse_args,
     prepare_output_dir,
     sample_rows,
+    save_and_stop,
     start_logging,
     with_token_rewards,
 )
@@ -85,8 +88,7 @@ def main() -> None:
 
     from trl import AutoModelForCausalLMWithValueHead, LengthSampler, PPOTrainer, create_reference_model, set_seed
     from trl.builtin import resolve_model
-    from trl.critic import IntrinsicReward, span_rewards
-    from trl.critic.choose import make_critic
+    from trl.critic import CriticGoneError, IntrinsicReward, span_rewards
     from trl.data.sentiment import load_sentiment_prompts
     from trl.generation import added_text
     from trl.rewards import SentimentReward
@@ -110,16 +112,8 @@ def main() -> None:
     # 3. critic: spans become token rewards
     critic = intrinsic = None
     if args.use_intrinsic_reward:
-        critic = make_critic(
-            args.critic_kind,
-            "sentiment",
-            prompt_file=args.prompt_file,
-            model=args.critic_model,
-            base_url=args.critic_base_url,
-            lm=reference.pretrained_model,
-            tokenizer=tokenizer,
-            half_precision=trainer.accelerator.mixed_precision == "bf16",
-        )
+        half_precision = trainer.accelerator.mixed_precision == "bf16"
+        critic = critic_of(args, "sentiment", reference.pretrained_model, tokenizer, half_precision)
         intrinsic = IntrinsicReward(
             critic,
             tokenizer,
@@ -128,6 +122,7 @@ def main() -> None:
             positive_value=args.positive_reward_value,
             negative_value=args.negative_reward_value,
             mode=args.reward_mode,
+            log_path=Path(args.output_dir) / "critiques.jsonl",
         )
     steps = min(args.epochs * len(trainer.dataloader), args.steps or math.inf)
     if args.dry_run:
@@ -151,8 +146,11 @@ def main() -> None:
             env = trainer.score_scaler.numbers(scores)
             # spans are quoted while the trainer's own passes run, and merged when these are done
             pending = intrinsic.submit(batch["input_ids"], responses, scores) if intrinsic else None
-            merged = with_token_rewards(env, pending)
-            stats = trainer.step(batch["input_ids"], responses, merged, scores_are_scaled=True)
+            merged = with_token_rewards(env, pending, trainer.global_mean)
+            try:
+                stats = trainer.step(batch["input_ids"], responses, merged, scores_are_scaled=True)
+            except CriticGoneError as error:
+                save_and_stop(trainer, folder / f"step-{step - 1}", error)
 
             token_rewards = pending.result() if pending else []
             stats |= {

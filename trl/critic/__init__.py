@@ -5,17 +5,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trl.critic.align import SpanRewards, critic_text, span_rewards, token_ranges
+    from trl.critic.fuse import CriticFuseError
     from trl.critic.intrinsic import IntrinsicReward
     from trl.critic.lexicon import LexiconCritic
     from trl.critic.local import LocalCritic
     from trl.critic.openai import CriticAuthError, OpenAICritic
     from trl.critic.parse import parse_critique
     from trl.critic.template import PromptFileError, PromptTemplate
-    from trl.critic.types import Critic, Critique, CritiqueRequest, Span
+    from trl.critic.types import Critic, CriticGoneError, Critique, CritiqueRequest, Span
 
 _HOME = {
     "Critic": "types",
     "CriticAuthError": "openai",
+    "CriticFuseError": "fuse",
+    "CriticGoneError": "types",
     "Critique": "types",
     "CritiqueRequest": "types",
     "IntrinsicReward": "intrinsic",
@@ -34,6 +37,8 @@ _HOME = {
 __all__ = [
     "Critic",
     "CriticAuthError",
+    "CriticFuseError",
+    "CriticGoneError",
     "Critique",
     "CritiqueRequest",
     "IntrinsicReward",

@@ -1,10 +1,15 @@
 """The critic that a script's ``--critic`` flag names."""
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from trl.critic.types import Critic, Style
 
-SCORE_PROMPTS = {"sentiment": "prompts/score_sentiment.txt"}
+SCORE_PROMPTS: dict[Style, str] = {
+    "sentiment": "prompts/score_sentiment.txt",
+    "toxicity": "prompts/score_toxicity.txt",
+    "summary": "prompts/score_summary.txt",
+}
 
 
 def make_critic(
@@ -17,11 +22,14 @@ def make_critic(
     lm: Any = None,
     tokenizer: Any = None,
     half_precision: bool = False,
+    endpoint: Mapping[str, Any] | None = None,
 ) -> Critic:
     """``kind`` is openai, local, score or lexicon.
 
     local and score use ``model`` if one is named, else ``lm`` and ``tokenizer`` (for self-critique: the
-    policy's own frozen initial weights), in bf16 if ``half_precision``. Raises what the critic raises on a bad prompt file or model.
+    policy's own frozen initial weights), in bf16 if ``half_precision``. openai takes ``endpoint``, keywords of
+    OpenAICritic for limits and cache, and asks one tiny question at once. Raises what the critic raises on a bad
+    prompt file, model or key.
     """
     if kind == "lexicon":
         from trl.critic.lexicon import LexiconCritic
@@ -33,7 +41,9 @@ def make_critic(
         from trl.critic.openai import OpenAICritic
 
         template = PromptTemplate.from_file(prompt_file, style=style)
-        return OpenAICritic(template, model or "gpt-3.5-turbo", base_url=base_url)
+        critic = OpenAICritic(template, model or "gpt-3.5-turbo", base_url=base_url, **(endpoint or {}))
+        critic.preflight()
+        return critic
     if kind not in ("local", "score"):
         raise ValueError(f"unknown critic {kind!r}: expected openai, local, score or lexicon")
     import torch

@@ -3,13 +3,15 @@
 import time
 from collections import Counter, deque
 
+from trl.critic.types import CriticGoneError
+
 _WINDOW = 100
 _LEAST = 20
 _SHARE = 0.8
 
 
-class CriticFuseError(RuntimeError):
-    """Nearly all calls failed and none has succeeded for a long time: training on would be without a critic."""
+class CriticFuseError(CriticGoneError):
+    """Nearly all calls failed and none has succeeded for a long time."""
 
 
 class Fuse:

@@ -15,9 +15,9 @@ FILE = "critiques.jsonl"
 class CritiqueLog:
     """Appends to one file, which several processes may share: each batch is a single write.
 
-    A row is ``{batch, text, document, score, start, status, reply, error, spans, rewards, call}``; ``batch`` counts
-    this process's batches from 1, ``rewards`` has one number per response token, and ``call`` says what an endpoint
-    took.
+    A row is ``{batch, request: {text, document, score, start}, status, reply, error, spans, call, rewards}``: a
+    recording that :class:`trl.critic.replay.ReplayCritic` reads, and more. ``batch`` counts this process's batches
+    from 1, ``call`` says what an endpoint took, ``rewards`` has one number per response token.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -32,7 +32,7 @@ class CritiqueLog:
         rows = [
             {
                 "batch": self._batch,
-                **asdict(request),
+                "request": asdict(request),
                 **asdict(critique),
                 "rewards": [round(value, 5) for value in reward.tolist()],
             }

@@ -11,13 +11,13 @@ from trl.critic.cache import ReplyCache, reply_key
 from trl.critic.fuse import Fuse
 from trl.critic.parse import parse_critique
 from trl.critic.template import PromptTemplate
-from trl.critic.types import Call, Critique, CritiqueRequest
+from trl.critic.types import Call, CriticGoneError, Critique, CritiqueRequest
 from trl.limits import Budget, RateLimit
 
 logger = logging.getLogger(__name__)
 
 
-class CriticAuthError(EndpointAuthError):
+class CriticAuthError(EndpointAuthError, CriticGoneError):
     """The critic's endpoint refuses the key (401, 403) or does not know the model (404)."""
 
 

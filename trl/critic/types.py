@@ -62,6 +62,10 @@ class CritiqueRequest:
     """Offset in ``text`` where the response begins; for backends that score words, what to leave out."""
 
 
+class CriticGoneError(RuntimeError):
+    """The critic will not answer any more; training on would be without it."""
+
+
 class Critic(Protocol):
     """Anything that answers a batch of requests in order, one critique per request."""
 
