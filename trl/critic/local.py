@@ -2,7 +2,7 @@
 
 import copy
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Literal
 
@@ -14,7 +14,8 @@ from trl.critic.parse import parse_critique
 from trl.critic.score import can_pack, label_margins, plain_label_margins
 from trl.critic.template import PromptTemplate
 from trl.critic.types import Critique, CritiqueRequest
-from trl.critic.windows import NEUTRAL_PHRASES, ScorePrompt, TextWindows
+from trl.critic.windows import NEUTRAL_PHRASES, ScorePrompt, TextWindows, document_phrases
+from trl.metrics import position_limit
 
 logger = logging.getLogger(__name__)
 
@@ -88,12 +89,16 @@ class LocalCritic:
             return []
         return self._score(requests) if self._mode == "score" else self._generate(requests)
 
-    def scores(self, phrases: Iterable[str]) -> dict[str, float]:
-        """logit(good label) - logit(bad label) of each phrase, before the baseline ("score" only)."""
+    def scores(self, phrases: Iterable[str], request: CritiqueRequest | None = None) -> dict[str, float]:
+        """logit(good label) - logit(bad label) of each phrase, before the baseline ("score" only).
+
+        A prompt that shows the document takes it from ``request``.
+        """
         distinct = sorted(set(phrases))
         if not distinct:
             return {}
-        sequences = self._tokenizer([self._prompt.fill(phrase) for phrase in distinct])["input_ids"]
+        about = request or CritiqueRequest("")
+        sequences = self._tokenizer([self._prompt.fill(phrase, about) for phrase in distinct])["input_ids"]
         if self._packs is None:
             self._packs = can_pack(self._model, sequences[:: max(1, len(sequences) // 4)], self._labels)
             if not self._packs:
@@ -106,17 +111,30 @@ class LocalCritic:
         return dict(zip(distinct, values.tolist(), strict=True))
 
     def _score(self, requests: Sequence[CritiqueRequest]) -> list[Critique]:
+        if self._prompt.shows_document:
+            return [self._score_one(request) for request in requests]
         texts = [TextWindows.of(request, self._window) for request in requests]
         asked = {phrase for text in texts for phrase in text.phrases()}
         score = self.scores(asked.union(NEUTRAL_PHRASES))
         baseline = median(score[phrase] for phrase in NEUTRAL_PHRASES)
-        critiques = []
-        for text in texts:
-            spans = text.spans(text.word_scores(score, baseline), self._margin)
-            if self._template.style != "sentiment":
-                spans = [span for span in spans if span.polarity == "negative"]
-            critiques.append(Critique(spans=tuple(spans), status="ok" if spans else "none"))
-        return critiques
+        return [self._marked(text, score, baseline) for text in texts]
+
+    def _score_one(self, request: CritiqueRequest) -> Critique:
+        """Against the request's own document; the zero is what the document's own words score."""
+        text = TextWindows.of(request, self._window)
+        neutral = document_phrases(request.document or "", self._window) or list(NEUTRAL_PHRASES)
+        longest = self._prompt.fill(max([*text.phrases(), *neutral], key=len), request)
+        # Room for a phrase that is shorter but has more tokens.
+        if len(self._tokenizer(longest)["input_ids"]) + 16 > position_limit(self._model):
+            return Critique(spans=(), status="failed", error="the prompt does not fit the model's context")
+        score = self.scores([*text.phrases(), *neutral], request)
+        return self._marked(text, score, median(score[phrase] for phrase in neutral))
+
+    def _marked(self, text: TextWindows, score: Mapping[str, float], baseline: float) -> Critique:
+        spans = text.spans(text.word_scores(score, baseline), self._margin)
+        if self._template.style != "sentiment":
+            spans = [span for span in spans if span.polarity == "negative"]
+        return Critique(spans=tuple(spans), status="ok" if spans else "none")
 
     def _generate(self, requests: Sequence[CritiqueRequest]) -> list[Critique]:
         replies = greedy_replies(
@@ -136,7 +154,7 @@ class LocalCritic:
 
     def _label_ids(self) -> tuple[int, int]:
         """Ids of the two label words as they follow a phrase."""
-        prompt = self._prompt.fill("this")
+        prompt = self._prompt.fill("this", CritiqueRequest("this", document="this", score=0.0))
         start = self._tokenizer(prompt)["input_ids"]
         ids = []
         for label in self._prompt.labels:

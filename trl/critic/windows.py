@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from trl.critic.template import PromptTemplate, single_line
+from trl.critic.template import PromptTemplate
 from trl.critic.types import CritiqueRequest, Polarity, Span
 
 _WORD = re.compile(r"[^\W_]+(?:['’\-][^\W_]+)*")
@@ -26,30 +26,30 @@ NEUTRAL_PHRASES = (
 )
 """Phrases without a verdict. A prompt's label scores are biased; their median shows by how much."""
 
+_DOCUMENT_PHRASES = 24
+
 
 @dataclass(frozen=True)
 class ScorePrompt:
     """A few-shot prompt that ends where a label word follows.
 
     File format (``prompts/score_*.txt``): the label pair on the first line, good one first; then the shots,
-    each ending in a label word; last the placeholder ``{}`` with what stands between a phrase and its label.
+    each ending in a label word; last the phrase's placeholder with what stands between a phrase and its label.
+    A phrase takes the place of the text; in the summary style, of the summary, and document and score are
+    filled in too. They should stand before the phrase: what all phrases share is computed once.
     """
 
     labels: tuple[str, str]
-    before: str
-    after: str
+    template: PromptTemplate
+    """The prompt without its first line."""
 
     @classmethod
     def from_template(cls, template: PromptTemplate) -> "ScorePrompt":
-        """Read the label pair off a template's first line.
+        """Take the label pair off a template's first line.
 
         Raises:
-            ValueError: more than one placeholder, or a first line that is not two words.
+            ValueError: a first line that is not two words.
         """
-        if len(template.fields) != 1:
-            raise ValueError(
-                f"a scoring prompt has one placeholder, for the phrase; this one has {len(template.fields)}"
-            )
         first, _, before = template.literals[0].partition("\n")
         labels = first.split()
         if len(labels) != 2:
@@ -57,11 +57,23 @@ class ScorePrompt:
                 f"the first line of a scoring prompt is {first!r}; expected the two label words, the good one "
                 "first (for example: positive negative)"
             )
-        return cls((labels[0], labels[1]), before, template.literals[1].rstrip())
+        return cls((labels[0], labels[1]), replace(template, literals=(before, *template.literals[1:])))
 
-    def fill(self, phrase: str) -> str:
-        """The prompt that asks for the label of one phrase."""
-        return self.before + single_line(phrase) + self.after
+    @property
+    def shows_document(self) -> bool:
+        """Whether a phrase is judged against its own request's document, so that requests share no scores."""
+        return "document" in self.template.fields
+
+    def fill(self, phrase: str, request: CritiqueRequest) -> str:
+        """The prompt that asks for the label of one phrase of a request."""
+        return self.template.fill(replace(request, text=phrase)).rstrip()
+
+
+def document_phrases(document: str, size: int) -> list[str]:
+    """Words and windows of a document, spread over it. A document agrees with itself: the zero of its scores."""
+    windows = TextWindows.of(CritiqueRequest(document), size)
+    phrases = list(dict.fromkeys(windows.phrases()))
+    return phrases[:: max(1, len(phrases) // _DOCUMENT_PHRASES)]
 
 
 @dataclass(frozen=True)
