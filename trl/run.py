@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 OutputDir = Annotated[str, tyro.conf.arg(aliases=("--model_save_path",))]
-CriticKind = Literal["openai", "local", "score", "lexicon"]
+CriticKind = Literal["openai", "local", "score", "lexicon", "attribution", "random", "replay"]
 
 
 @dataclass
@@ -52,8 +52,11 @@ class RunArgs:
     """Add the critic's token-level rewards."""
     critic: CriticKind | None = None
     """Who quotes the spans: openai (any OpenAI-compatible endpoint), local (a causal LM that writes), score (a
-    causal LM that rates word windows), lexicon (a word list, a cheap stand-in for an LLM). Default: openai;
-    score when the policy is a builtin: model."""
+    causal LM that rates word windows), lexicon (a word list, a cheap stand-in for an LLM), attribution (the words
+    that the environment's own reward depends on), random (the default critic's spans in random places, the control),
+    replay (a recording). Default: openai; score when the policy is a builtin: model; replay with --critic_replay."""
+    critic_replay: str | None = None
+    """Recorded critiques to answer from: the critiques.jsonl of an earlier run, or a file made by hand."""
     critic_model: str | None = None
     """The critic's model; default gpt-3.5-turbo for openai, the policy's own initial weights for local and score."""
     critic_base_url: str | None = None
@@ -100,7 +103,14 @@ class RunArgs:
     @property
     def critic_kind(self) -> CriticKind:
         """The critic that was chosen, or the default for this policy."""
-        return self.critic or ("score" if (self.ppo_config.model_name or "").startswith("builtin:") else "openai")
+        return self.critic or self.default_critic_kind
+
+    @property
+    def default_critic_kind(self) -> CriticKind:
+        """The critic where ``--critic`` names none, and the one that ``--critic random`` is the control of."""
+        if self.critic_replay is not None:
+            return "replay"
+        return "score" if (self.ppo_config.model_name or "").startswith("builtin:") else "openai"
 
     @property
     def critic_endpoint(self) -> dict[str, Any]:
@@ -202,6 +212,9 @@ def dry_run(args: RunArgs, queries: int, steps: int, parameters: tuple[int, int]
     from trl.critic.types import CritiqueRequest
 
     print(f"critic          {args.critic_kind}: at most {samples:,} requests per process")
+    if args.critic_replay is not None:  # it knows the texts of its recording, not one to test with
+        print(f"recording       {args.critic_replay}")
+        return
     [answer] = critic.critique([CritiqueRequest("The cast is wonderful, but the plot is a boring mess.")])
     spans = ", ".join(f"{span.polarity}: {span.text!r}" for span in answer.spans) or "no spans"
     print(f"test request    {answer.status} ({spans}){' ' + answer.error if answer.error else ''}")
@@ -259,17 +272,27 @@ class RunRecord:
             print(f"step {step}/{self.total}  {text}", file=sys.stderr, flush=True)
 
 
-def critic_of(args: RunArgs, style: "Style", lm: Any, tokenizer: Any, half_precision: bool) -> "Critic":
+def critic_of(
+    args: RunArgs,
+    style: "Style",
+    lm: Any,
+    tokenizer: Any,
+    half_precision: bool,
+    reward: Callable[..., Sequence[float | None]] | None = None,
+) -> "Critic":
     """The critic that the flags describe; exits with one line where its prompt, limits, key or model are wrong.
 
-    ``lm`` and ``tokenizer`` serve the critics in this process that have no model of their own.
+    ``lm`` and ``tokenizer`` serve the critics in this process that have no model of their own, ``reward``, the
+    environment's, the attribution critic.
     """
     from trl.clients import EndpointAuthError
     from trl.critic.choose import make_critic
+    from trl.critic.random_spans import RandomSpanCritic
 
+    is_control = args.critic_kind == "random"
     try:
-        return make_critic(
-            args.critic_kind,
+        critic = make_critic(
+            args.default_critic_kind if is_control else args.critic_kind,
             style,
             prompt_file=args.prompt_file,
             model=args.critic_model,
@@ -278,9 +301,12 @@ def critic_of(args: RunArgs, style: "Style", lm: Any, tokenizer: Any, half_preci
             tokenizer=tokenizer,
             half_precision=half_precision,
             endpoint=args.critic_endpoint,
+            reward=reward,
+            recording=args.critic_replay,
         )
-    except (EndpointAuthError, ValueError) as error:
+    except (EndpointAuthError, ValueError, OSError) as error:
         raise SystemExit(f"error: {error}") from None
+    return RandomSpanCritic(critic, args.ppo_config.seed) if is_control else critic
 
 
 def with_token_rewards(

@@ -2,6 +2,7 @@ import random
 import re
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,10 @@ from trl.critic.align import span_rewards
 from trl.critic.intrinsic import IntrinsicReward
 from trl.critic.lexicon import LexiconCritic
 from trl.critic.random_spans import RandomSpanCritic
+from trl.critic.replay import RecordingCritic
 from trl.critic.types import Critique, CritiqueRequest, Span
+from trl.run import RunArgs, critic_of
+from trl.trainer.config import PPOConfig
 
 QUERY = "It is a great film"
 RESPONSE = " with a bad plot, but the cast is great and many scenes look really wonderful to me."
@@ -199,3 +203,26 @@ def test_any_text(words: list[str], gaps: list[str], cuts: list[tuple[int, int, 
     assert all(span.text in text for span in critique.spans)
     assert critique.status == like.answer.status
     assert bool(critique.spans) == bool(like.answer.spans)
+
+
+def test_by_flags(tmp_path: Path) -> None:
+    """--critic random --critic_replay FILE: the control of the recorded critic, seeded like the run."""
+    recording = tmp_path / "critiques.jsonl"
+    request = CritiqueRequest(QUERY + RESPONSE, start=len(QUERY))
+    recorded = RecordingCritic(LexiconCritic(), recording).critique([request])
+    args = RunArgs(ppo_config=PPOConfig(seed=5), critic="random", critic_replay=str(recording))
+    critic = critic_of(args, "sentiment", None, None, False)
+    expected = RandomSpanCritic(Fixed(*_pairs(recorded[0])), 5).critique([request])
+    assert [answer.spans for answer in critic.critique([request])] == [answer.spans for answer in expected]
+    args = RunArgs(critic_replay=str(recording))
+    assert args.critic_kind == "replay"
+    assert critic_of(args, "sentiment", None, None, False).critique([request]) == recorded
+    for wrong, reason in (({"critic": "replay"}, "critic_replay"), ({"critic": "attribution"}, "reward function")):
+        with pytest.raises(SystemExit, match=reason):
+            critic_of(RunArgs(**wrong), "sentiment", None, None, False)  # type: ignore[arg-type]
+    with pytest.raises(SystemExit, match="No such file"):
+        critic_of(RunArgs(critic_replay=str(tmp_path / "none.jsonl")), "sentiment", None, None, False)
+
+
+def _pairs(critique: Critique) -> list[tuple[str, str]]:
+    return [(span.text, span.polarity) for span in critique.spans]

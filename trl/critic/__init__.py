@@ -5,16 +5,20 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trl.critic.align import SpanRewards, critic_text, span_rewards, token_ranges
+    from trl.critic.attribution import AttributionCritic
     from trl.critic.fuse import CriticFuseError
     from trl.critic.intrinsic import IntrinsicReward
     from trl.critic.lexicon import LexiconCritic
     from trl.critic.local import LocalCritic
     from trl.critic.openai import CriticAuthError, OpenAICritic
     from trl.critic.parse import parse_critique
+    from trl.critic.random_spans import RandomSpanCritic
+    from trl.critic.replay import RecordingCritic, ReplayCritic
     from trl.critic.template import PromptFileError, PromptTemplate
     from trl.critic.types import Critic, CriticGoneError, Critique, CritiqueRequest, Span
 
 _HOME = {
+    "AttributionCritic": "attribution",
     "Critic": "types",
     "CriticAuthError": "openai",
     "CriticFuseError": "fuse",
@@ -27,6 +31,9 @@ _HOME = {
     "OpenAICritic": "openai",
     "PromptFileError": "template",
     "PromptTemplate": "template",
+    "RandomSpanCritic": "random_spans",
+    "RecordingCritic": "replay",
+    "ReplayCritic": "replay",
     "Span": "types",
     "SpanRewards": "align",
     "critic_text": "align",
@@ -35,6 +42,7 @@ _HOME = {
     "token_ranges": "align",
 }
 __all__ = [
+    "AttributionCritic",
     "Critic",
     "CriticAuthError",
     "CriticFuseError",
@@ -47,6 +55,9 @@ __all__ = [
     "OpenAICritic",
     "PromptFileError",
     "PromptTemplate",
+    "RandomSpanCritic",
+    "RecordingCritic",
+    "ReplayCritic",
     "Span",
     "SpanRewards",
     "critic_text",

@@ -1,6 +1,6 @@
 """The critic that a script's ``--critic`` flag names."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from trl.critic.types import Critic, Style
@@ -23,18 +23,33 @@ def make_critic(
     tokenizer: Any = None,
     half_precision: bool = False,
     endpoint: Mapping[str, Any] | None = None,
+    reward: Callable[..., Sequence[float | None]] | None = None,
+    recording: str | None = None,
 ) -> Critic:
-    """``kind`` is openai, local, score or lexicon.
+    """``kind`` is openai, local, score, lexicon, attribution or replay.
 
     local and score use ``model`` if one is named, else ``lm`` and ``tokenizer`` (for self-critique: the
     policy's own frozen initial weights), in bf16 if ``half_precision``. openai takes ``endpoint``, keywords of
-    OpenAICritic for limits and cache, and asks one tiny question at once. Raises what the critic raises on a bad
-    prompt file, model or key.
+    OpenAICritic for limits and cache, and asks one tiny question at once. attribution takes the environment's
+    ``reward``, replay a file of recorded critiques. Raises what the critic raises on a bad prompt file, model, key
+    or recording, ValueError where what the kind needs is not given.
     """
     if kind == "lexicon":
         from trl.critic.lexicon import LexiconCritic
 
         return LexiconCritic(style)
+    if kind == "attribution":
+        from trl.critic.attribution import AttributionCritic
+
+        if reward is None:
+            raise ValueError("the attribution critic asks the environment's reward function, and there is none here")
+        return AttributionCritic(reward, style)
+    if kind == "replay":
+        from trl.critic.replay import ReplayCritic
+
+        if recording is None:
+            raise ValueError("the replay critic needs a recording: --critic_replay FILE, a run's critiques.jsonl")
+        return ReplayCritic(recording)
     from trl.critic.template import PromptTemplate
 
     if kind == "openai":
@@ -45,7 +60,7 @@ def make_critic(
         critic.preflight()
         return critic
     if kind not in ("local", "score"):
-        raise ValueError(f"unknown critic {kind!r}: expected openai, local, score or lexicon")
+        raise ValueError(f"unknown critic {kind!r}: expected openai, local, score, lexicon, attribution or replay")
     import torch
 
     from trl.critic.local import LocalCritic
