@@ -8,6 +8,8 @@ order, its last one for ever.
 """
 
 import json
+import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -26,25 +28,30 @@ class Answer:
     """Seconds before the first byte."""
     cut_after: int | None = None
     """Close the connection after this many bytes of the body, though Content-Length promised them all."""
+    reset: bool = False
+    """Close by a reset (RST) instead of an orderly end."""
 
 
-def completion(text: str, **kwargs: Any) -> Answer:
-    """A well-formed chat completion that says ``text``."""
-    body = {
+def completion(text: str | None, usage: tuple[int, int] | None = (1, 1), **kwargs: Any) -> Answer:
+    """A well-formed chat completion that says ``text``; ``usage``: tokens of prompt and reply."""
+    body: dict[str, Any] = {
         "id": "chatcmpl-1",
         "object": "chat.completion",
         "created": 0,
         "model": "fake",
         "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}],
-        "usage": {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2},
     }
+    if usage is not None:
+        counts = ("prompt_tokens", "completion_tokens", "total_tokens")
+        body["usage"] = dict(zip(counts, (*usage, sum(usage)), strict=True))
     return Answer(200, json.dumps(body).encode(), **kwargs)
 
 
-def error(status: int, message: str = "no", **headers: str) -> Answer:
+def error(status: int, message: str = "no", param: str | None = None, **headers: str) -> Answer:
     """An error as OpenAI words it. Header names: retry_after=... becomes Retry-After."""
     names = {name.replace("_", "-").title(): value for name, value in headers.items()}
-    return Answer(status, json.dumps({"error": {"message": message, "type": "t"}}).encode(), names)
+    body = {"error": {"message": message, "type": "t", "param": param, "code": None}}
+    return Answer(status, json.dumps(body).encode(), names)
 
 
 class FakeOpenAI:
@@ -84,6 +91,11 @@ class FakeOpenAI:
                 self.wfile.write(answer.body[: answer.cut_after])
                 if answer.cut_after is not None:
                     self.close_connection = True
+                if answer.reset:
+                    self.wfile.flush()
+                    time.sleep(0.05)  # the client reads what came before the reset
+                    self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    self.connection.close()
 
             def log_message(self, format: str, *args: Any) -> None:
                 pass
