@@ -1,4 +1,9 @@
-"""AttributionCritic: no LLM, the environment's own reward says which words it was given for."""
+"""AttributionCritic: no LLM, the environment's own reward says which words it was given for.
+
+Leave-one-out only. Gradient x input, one backward pass for all words, was tried on ``builtin:sentiment`` and gets the
+sign of the strong words wrong: 38 to 54 % agree with leave-one-out, whatever embedding is the zero. Averaged over a
+path of 4 points (integrated gradients) 76 to 85 % agree, but on responses of 18 words that takes no less time.
+"""
 
 import math
 from collections import defaultdict
@@ -27,6 +32,8 @@ class AttributionCritic:
     The reward sees the text before the response as the prompt, or the document where the request has one
     (summaries). One that needs other columns (a reference, say) must find them by these. All texts of a batch go
     to it in one call, equal ones once: about one per word of each response.
+
+    Blind to redundancy: where several words say the same, the reward needs none of them.
 
     A dense-reward baseline to compare critics with. Source: Li, Monroe & Jurafsky, "Understanding Neural Networks
     through Representation Erasure", 2016.

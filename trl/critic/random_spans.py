@@ -20,8 +20,8 @@ class RandomSpanCritic:
     and signs, without overlap, all arrangements equally likely. A quote that ``like`` marks twice is two places.
 
     A quote rewards every occurrence of its text. So an arrangement is drawn again until its quotes mark exactly the
-    words that were drawn, and rewarded are as many words as ``like`` rewards (how many tokens these are is equal
-    on average only). The price: words that occur often in one response are drawn less often than others. In a
+    words that were drawn, and rewarded are as many words as ``like`` rewards. How many tokens these are is near on
+    average only (on 200 film reviews and the tokens of ``builtin:smollm2`` within 9 %). The price: words that occur often in one response are drawn less often than others. In a
     response made of repetitions that may not come out; then the best of 200 draws is taken.
 
     Quotes of ``like`` that mark nothing in the response are passed on as they are (one that is nowhere in the text
