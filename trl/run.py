@@ -61,6 +61,12 @@ class RunArgs:
     """The critic's model; default gpt-3.5-turbo for openai, the policy's own initial weights for local and score."""
     critic_base_url: str | None = None
     """OpenAI-compatible endpoint of the critic; default OPENAI_BASE_URL, else OpenAI's."""
+    critic_timeout: float = 30.0
+    """Seconds that one request to the endpoint may take."""
+    critic_deadline: float = 120.0
+    """Seconds after which a step's critiques are given up, retries and waiting counted."""
+    critic_concurrency: int = 16
+    """Requests on the wire at one time, all processes together."""
     critic_cache: str | None = None
     """Folder that keeps the endpoint's replies, for all processes and later runs."""
     critic_rpm: int | None = None
@@ -116,6 +122,9 @@ class RunArgs:
     def critic_endpoint(self) -> dict[str, Any]:
         """Keywords of OpenAICritic that the flags set."""
         return {
+            "timeout": self.critic_timeout,
+            "deadline": self.critic_deadline,
+            "max_concurrency": self.critic_concurrency,
             "cache": self.critic_cache,
             "requests_per_minute": self.critic_rpm,
             "tokens_per_minute": self.critic_tpm,
