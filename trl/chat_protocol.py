@@ -44,12 +44,12 @@ def unsupported_parameter(error: openai.APIStatusError, names: Collection[str]) 
     if error.status_code not in (400, 422):
         return None
     body = error.body if isinstance(error.body, dict) else {}
-    # the SDK's message holds the whole body, whatever its form
-    if not _UNSUPPORTED.search(f"{body.get('code')} {error.message}"):
+    said = f"{error.message} {error.body}"  # servers differ in where they put it
+    if not _UNSUPPORTED.search(said):
         return None
     if isinstance(body.get("param"), str):
         return body["param"] if body["param"] in names else None
-    named = [(m.start(), name) for name in names if (m := re.search(rf"\b{re.escape(name)}\b", error.message))]
+    named = [(m.start(), name) for name in names if (m := re.search(rf"\b{re.escape(name)}\b", said))]
     return min(named)[1] if named else None
 
 
