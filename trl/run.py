@@ -1,28 +1,18 @@
-"""What every task script shares: common settings, the command line, logging, progress, and the run folder."""
+"""What every task script shares before it starts: settings, the command line, logging, the run folder."""
 
 import itertools
 import json
 import logging
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import tyro
 
-from trl.report.runlog import RunLog
 from trl.trainer.config import PPOConfig
-
-if TYPE_CHECKING:
-    from rich.progress import Progress, TaskID
-    from torch import Tensor
-
-    from trl.critic.intrinsic import PendingIntrinsic
-    from trl.critic.types import Critic, CriticGoneError, Critique, Style
-    from trl.trainer.ppo import PPOTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -204,186 +194,3 @@ def prepare_output_dir(args: RunArgs, is_main: bool = True) -> Path:
     settings = {"command": ["python", *sys.argv], "args": asdict(args)}
     (folder / "run.json").write_text(json.dumps(settings, indent=2) + "\n")
     return folder
-
-
-def dry_run(args: RunArgs, queries: int, steps: int, parameters: tuple[int, int], critic: "Critic | None") -> None:
-    """Print what a run would do and cost, and ask the critic once. ``parameters``: (trainable, all)."""
-    config = args.ppo_config
-    samples = steps * config.batch_size
-    print(f"policy          {config.model_name}: {parameters[0]:,} of {parameters[1]:,} parameters are trained")
-    print(f"queries         {queries:,} from {config.query_dataset}")
-    print(f"steps           {steps:,} of up to {config.batch_size} samples per process ({samples:,} samples)")
-    print(f"environment     {config.reward_model}")
-    print(f"run folder      {args.output_dir}")
-    if critic is None:
-        print("critic          none (--use_intrinsic_reward adds one)")
-        return
-    from trl.critic.types import CritiqueRequest
-
-    print(f"critic          {args.critic_kind}: at most {samples:,} requests per process")
-    if args.critic_replay is not None:  # it knows the texts of its recording, not one to test with
-        print(f"recording       {args.critic_replay}")
-        return
-    [answer] = critic.critique([CritiqueRequest("The cast is wonderful, but the plot is a boring mess.")])
-    spans = ", ".join(f"{span.polarity}: {span.text!r}" for span in answer.spans) or "no spans"
-    print(f"test request    {answer.status} ({spans}){' ' + answer.error if answer.error else ''}")
-    if answer.status == "failed":
-        raise SystemExit("error: the critic did not answer")
-
-
-class RunRecord:
-    """A run as it goes: metrics.jsonl and samples.jsonl, a rich bar on a terminal, one line per step elsewhere.
-
-    Only the main process writes and shows anything.
-    """
-
-    def __init__(self, folder: Path, total: int, is_main: bool = True):
-        self.folder, self.total, self.is_main = folder, total, is_main
-        self._log: RunLog | None = None
-        self._progress: Progress | None = None
-        self._task: TaskID | None = None
-
-    def __enter__(self) -> Self:
-        if not self.is_main:
-            return self
-        self._log = RunLog(self.folder)
-        if sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-            columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-            self._progress = Progress(*columns, console=Console(stderr=True))
-            self._progress.start()
-            self._task = self._progress.add_task("first step", total=self.total)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-        if self._log is not None:
-            self._log.close()
-
-    def step(self, step: int, stats: dict[str, float], samples: Sequence[dict[str, Any]]) -> None:
-        """Keep and show one finished step."""
-        if self._log is None:
-            return
-        self._log.log_metrics(step, stats)
-        self._log.log_samples(step, samples)
-        text = f"reward {stats['objective/score']:+.2f}  KL {stats['objective/kl']:.2f}"
-        if "critic/hit_rate" in stats:
-            text += f"  critic hits {stats['critic/hit_rate']:.0%}"
-        text += f"  {stats['time/iteration']:.1f} s/step"
-        if self._progress is not None and self._task is not None:
-            self._progress.update(self._task, completed=step, description=text)
-        else:
-            print(f"step {step}/{self.total}  {text}", file=sys.stderr, flush=True)
-
-
-def critic_of(
-    args: RunArgs,
-    style: "Style",
-    lm: Any,
-    tokenizer: Any,
-    half_precision: bool,
-    reward: Callable[..., Sequence[float | None]] | None = None,
-) -> "Critic":
-    """The critic that the flags describe; exits with one line where its prompt, limits, key or model are wrong.
-
-    ``lm`` and ``tokenizer`` serve the critics in this process that have no model of their own, ``reward``, the
-    environment's, the attribution critic.
-    """
-    from trl.clients import EndpointAuthError
-    from trl.critic.choose import make_critic
-    from trl.critic.random_spans import RandomSpanCritic
-
-    is_control = args.critic_kind == "random"
-    try:
-        critic = make_critic(
-            args.default_critic_kind if is_control else args.critic_kind,
-            style,
-            prompt_file=args.prompt_file,
-            model=args.critic_model,
-            base_url=args.critic_base_url,
-            lm=lm,
-            tokenizer=tokenizer,
-            half_precision=half_precision,
-            endpoint=args.critic_endpoint,
-            reward=reward,
-            recording=args.critic_replay,
-        )
-    except (EndpointAuthError, ValueError, OSError) as error:
-        raise SystemExit(f"error: {error}") from None
-    return RandomSpanCritic(critic, args.ppo_config.seed) if is_control else critic
-
-
-def with_token_rewards(
-    scores: Sequence[float], pending: "PendingIntrinsic | None", global_mean: Callable[[Sequence[float]], float]
-) -> Sequence[float] | Callable[[], list["Tensor"]]:
-    """Scores for ``PPOTrainer.step``: as they are, or to be merged with the critic's rewards once needed.
-
-    When the critic is gone for one process, the callable raises CriticGoneError in all of them; ``global_mean`` is
-    the trainer's.
-    """
-    if pending is None:
-        return scores
-
-    def merged() -> list["Tensor"]:
-        from trl.core import merge_rewards
-        from trl.critic.types import CriticGoneError
-
-        gone: CriticGoneError | None = None
-        try:
-            token_rewards = pending.result()
-        except CriticGoneError as error:
-            gone = error
-        if global_mean([float(gone is not None)]):
-            raise gone or CriticGoneError("the critic of another process is gone; its message says why")
-        return merge_rewards(scores, token_rewards)
-
-    return merged
-
-
-def save_and_stop(trainer: "PPOTrainer", folder: Path, error: "CriticGoneError") -> NoReturn:
-    """Save the model as it is and end the run with an error, in every process."""
-    trainer.save_pretrained(folder)
-    trainer.accelerator.end_training()
-    raise SystemExit(f"error: {error}. The model so far is in {folder}")
-
-
-def sample_rows(
-    queries: Sequence[str],
-    responses: Sequence[str],
-    scores: Sequence[float | None],
-    token_texts: Sequence[Sequence[str]],
-    rollout: Sequence[dict[str, Any]],
-    intrinsic: Sequence[Any] = (),
-    critiques: Sequence["Critique"] = (),
-) -> list[dict[str, Any]]:
-    """Rows of samples.jsonl, one per response of ``token_texts``, token by token.
-
-    ``rollout`` is ``PPOTrainer.last_rollout``; ``intrinsic`` (N_i,) and ``critiques`` come from the critic and
-    are empty without one.
-    """
-    rows = []
-    for i, texts in enumerate(token_texts):
-        columns = {name: rollout[i][name].tolist() for name in ("kl", "value", "advantage")}
-        columns["intrinsic"] = intrinsic[i].tolist() if intrinsic else [0.0] * len(texts)
-        tokens = [
-            {"text": text, **{name: round(values[j], 5) for name, values in columns.items()}}
-            for j, text in enumerate(texts)
-        ]
-        critique = critiques[i] if critiques else None
-        rows.append(
-            {
-                "query": queries[i],
-                "response": responses[i],
-                "score": scores[i],
-                "tokens": tokens,
-                "spans": [asdict(span) for span in critique.spans] if critique else [],
-                "reply": critique.reply if critique else None,
-                "status": critique.status if critique else None,
-            }
-        )
-    return rows

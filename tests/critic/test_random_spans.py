@@ -15,7 +15,8 @@ from trl.critic.lexicon import LexiconCritic
 from trl.critic.random_spans import RandomSpanCritic
 from trl.critic.replay import RecordingCritic
 from trl.critic.types import Critique, CritiqueRequest, Span
-from trl.run import RunArgs, critic_of
+from trl.loop import critic_of
+from trl.run import RunArgs
 from trl.trainer.config import PPOConfig
 
 QUERY = "It is a great film"

@@ -89,7 +89,7 @@ class IntrinsicReward:
             raise ValueError(f"mode is {mode!r}; expected one of {', '.join(get_args(RewardMode))}")
         if math.isnan(threshold):
             raise ValueError("threshold is NaN; expected the highest score that is critiqued")
-        self._critic, self._style, self._threshold, self._mode = critic, style, threshold, mode
+        self.critic, self._style, self._threshold, self._mode = critic, style, threshold, mode
         # A copy: fast tokenizers raise "Already borrowed" when two threads use one.
         self._tokenizer = copy.deepcopy(tokenizer)
         self._positive, self._negative = positive_value, negative_value
@@ -147,7 +147,7 @@ class IntrinsicReward:
                 request = self._request(queries[i], responses[i], score, documents[i])
                 if request is not None:
                     requests[i] = request
-        answers = self._critic.critique(list(requests.values())) if requests else []
+        answers = self.critic.critique(list(requests.values())) if requests else []
         critiques = [_SKIPPED] * len(scores)
         for i, critique in zip(requests, answers, strict=True):
             critiques[i] = critique

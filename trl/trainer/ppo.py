@@ -98,6 +98,7 @@ class PPOTrainer:
         """Of the last step, per sample: logprob, ref_logprob, kl, value, token_reward, advantage; CPU (N_i,)."""
         self._half_copy: HalfPrecisionCopy | None = None
         self._biasing: list[str] = []
+        self._generation_seconds = 0.0
         self._warned_of_negative_kl = False
         if config.log_with is not None:
             run_name = {config.log_with: config.tracker_kwargs}
@@ -123,6 +124,7 @@ class PPOTrainer:
         (else by ``max_new_tokens``). With ``generate_ref_response`` a pair is returned: (responses, reference
         responses). Under bf16 or fp16 mixed precision, sampling uses a half-precision copy of the weights.
         """
+        started = time.perf_counter()
         single = isinstance(queries, Tensor)
         prompts = [queries] if isinstance(queries, Tensor) else [q.cpu() for q in queries]
         lengths = [length_sampler() if length_sampler else None for _ in prompts]
@@ -138,6 +140,7 @@ class PPOTrainer:
             return new[0].unsqueeze(0) if single else new
 
         responses = responses_of(self.policy, trained=True)
+        self._generation_seconds = time.perf_counter() - started
         if not generate_ref_response:
             return responses
         with reference_weights(self.policy, self.ref_model) as reference:
@@ -207,6 +210,7 @@ class PPOTrainer:
         stats["tokens/empty_responses"] = self._total(sequences.response_lengths.count(0))
         stats["ppo/learning_rate"] = float(self.optimizer.param_groups[0]["lr"])
         stats |= {
+            "time/generate": self._generation_seconds,
             "time/passes": passed - started,
             "time/scores_wait": waited - passed,
             "time/update": ended - updated,

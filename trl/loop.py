@@ -1,0 +1,277 @@
+"""The training loop's surroundings, the same in every task script: critic, merged rewards, records, progress."""
+
+import itertools
+import math
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+from trl.clients import EndpointAuthError
+from trl.core import merge_rewards
+from trl.critic.align import span_rewards
+from trl.critic.choose import make_critic
+from trl.critic.intrinsic import IntrinsicReward, PendingIntrinsic
+from trl.critic.random_spans import RandomSpanCritic
+from trl.critic.types import Critic, CriticGoneError, Critique, CritiqueRequest, Style
+from trl.generation import added_text
+from trl.models import AutoModelForCausalLMWithValueHead
+from trl.report.runlog import RunLog
+from trl.run import RunArgs
+from trl.trainer import PPOTrainer
+
+Reward = Callable[..., Sequence[float | None]]
+"""An environment reward: keyword lists in, one number per sample out, None for "no verdict"."""
+
+SAMPLES_KEPT = 16
+"""Responses per step that samples.jsonl shows token by token."""
+
+
+def critic_of(
+    args: RunArgs,
+    style: Style,
+    lm: Any,
+    tokenizer: Any,
+    half_precision: bool,
+    reward: Reward | None = None,
+) -> Critic:
+    """The critic that the flags describe; exits with one line where its prompt, limits, key or model are wrong.
+
+    ``lm`` and ``tokenizer`` serve the critics in this process that have no model of their own, ``reward``, the
+    environment's, the attribution critic.
+    """
+    is_control = args.critic_kind == "random"
+    try:
+        critic = make_critic(
+            args.default_critic_kind if is_control else args.critic_kind,
+            style,
+            prompt_file=args.prompt_file,
+            model=args.critic_model,
+            base_url=args.critic_base_url,
+            lm=lm,
+            tokenizer=tokenizer,
+            half_precision=half_precision,
+            endpoint=args.critic_endpoint,
+            reward=reward,
+            recording=args.critic_replay,
+        )
+    except (EndpointAuthError, ValueError, OSError) as error:
+        raise SystemExit(f"error: {error}") from None
+    return RandomSpanCritic(critic, args.ppo_config.seed) if is_control else critic
+
+
+def make_intrinsic(args: RunArgs, style: Style, trainer: PPOTrainer, lm: Any, reward: Reward) -> IntrinsicReward | None:
+    """The critic's token rewards as the flags describe them; None without ``--use_intrinsic_reward``."""
+    if not args.use_intrinsic_reward:
+        return None
+    half_precision = trainer.accelerator.mixed_precision == "bf16"
+    return IntrinsicReward(
+        critic_of(args, style, lm, trainer.tokenizer, half_precision, reward),
+        trainer.tokenizer,
+        style,
+        threshold=args.intrinsic_reward_threshold,
+        positive_value=args.positive_reward_value,
+        negative_value=args.negative_reward_value,
+        mode=args.reward_mode,
+        log_path=Path(args.output_dir) / "critiques.jsonl",
+    )
+
+
+def judge(environment: Reward, **columns: Any) -> list[float]:
+    """The environment's scores, with NaN for "no verdict", as `PPOTrainer.step` takes them."""
+    return [math.nan if score is None else float(score) for score in environment(**columns)]
+
+
+def dry_run(
+    args: RunArgs,
+    model: AutoModelForCausalLMWithValueHead,
+    queries: int,
+    steps: int,
+    intrinsic: IntrinsicReward | None,
+) -> None:
+    """Print what a run would do and cost, and ask the critic once."""
+    config = args.ppo_config
+    samples = steps * config.batch_size
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    total = sum(p.numel() for p in model.parameters())
+    print(f"policy          {config.model_name}: {trained:,} of {total:,} parameters are trained")
+    print(f"queries         {queries:,} from {config.query_dataset}")
+    print(f"steps           {steps:,} of up to {config.batch_size} samples per process ({samples:,} samples)")
+    print(f"environment     {config.reward_model}")
+    print(f"run folder      {args.output_dir}")
+    if intrinsic is None:
+        print("critic          none (--use_intrinsic_reward adds one)")
+        return
+    print(f"critic          {args.critic_kind}: at most {samples:,} requests per process")
+    if args.critic_replay is not None:  # it knows the texts of its recording, not one to test with
+        print(f"recording       {args.critic_replay}")
+        return
+    [answer] = intrinsic.critic.critique([CritiqueRequest("The cast is wonderful, but the plot is a boring mess.")])
+    spans = ", ".join(f"{span.polarity}: {span.text!r}" for span in answer.spans) or "no spans"
+    print(f"test request    {answer.status} ({spans}){' ' + answer.error if answer.error else ''}")
+    if answer.status == "failed":
+        raise SystemExit("error: the critic did not answer")
+
+
+class RunRecord:
+    """A run as it goes: its batches, metrics.jsonl, samples.jsonl, checkpoints, and progress for people.
+
+    A rich bar on a terminal, one line per step elsewhere; only the main process writes and shows anything. When
+    the critic is gone for good (`CriticGoneError`), the model so far is saved and the run ends with an error.
+    """
+
+    def __init__(self, args: RunArgs, trainer: PPOTrainer, folder: Path, total: int):
+        self.args, self.trainer, self.folder, self.total = args, trainer, folder, total
+        self.done = 0
+        self._started = 0.0
+        self._log: RunLog | None = None
+        self._progress: Progress | None = None
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Self:
+        if self.trainer.accelerator.is_main_process:
+            self._log = RunLog(self.folder)
+            if sys.stderr.isatty():
+                columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
+                self._progress = Progress(*columns, console=Console(stderr=True))
+                self._progress.start()
+                self._task = self._progress.add_task("first step", total=self.total)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+        if self._log is not None:
+            self._log.close()
+        if isinstance(error, CriticGoneError):
+            saved = self.folder / f"step-{self.done}"
+            self.trainer.save_pretrained(saved)
+            self.trainer.accelerator.end_training()
+            raise SystemExit(f"error: {error}. The model so far is in {saved}")
+
+    def batches(self) -> Iterator[dict[str, Any]]:
+        """The data, ``--epochs`` times over, until ``--steps``."""
+        if self.trainer.dataloader is None:
+            raise ValueError("the trainer has no data: pass dataset= to PPOTrainer")
+        epochs = itertools.repeat(self.trainer.dataloader, self.args.epochs)
+        for batch in itertools.islice(itertools.chain.from_iterable(epochs), self.total):
+            self._started = time.perf_counter()
+            yield batch
+
+    def decode(self, queries: Sequence[Tensor], responses: Sequence[Tensor]) -> list[str]:
+        """The responses' texts as they continue their queries, without special tokens."""
+        pairs = zip(queries, responses, strict=True)
+        return [added_text(self.trainer.tokenizer, query.tolist(), response.tolist()) for query, response in pairs]
+
+    def merged(self, scores: Sequence[float], pending: PendingIntrinsic | None) -> Callable[[], list[Tensor] | Any]:
+        """What `PPOTrainer.step` calls after its passes: the scaled scores, joined by the critic's rewards.
+
+        When the critic is gone for one process, CriticGoneError is raised in all of them.
+        """
+        scaled = self.trainer.score_scaler.numbers(scores)
+
+        def ready() -> Any:
+            if pending is None:
+                return scaled
+            gone: CriticGoneError | None = None
+            try:
+                token_rewards = pending.result()
+            except CriticGoneError as error:
+                gone = error
+            if self.trainer.global_mean([float(gone is not None)]):
+                raise gone or CriticGoneError("the critic of another process is gone; its message says why")
+            return merge_rewards(scaled, token_rewards)
+
+        return ready
+
+    def step(
+        self,
+        stats: dict[str, float],
+        batch: dict[str, Any],
+        responses: Sequence[Tensor],
+        texts: Sequence[str],
+        scores: Sequence[float],
+        pending: PendingIntrinsic | None,
+    ) -> None:
+        """Keep and show one finished step; save the model where ``--save_freq`` says so."""
+        self.done += 1
+        intrinsic = pending.result() if pending else []
+        stats = {
+            **stats,
+            "objective/score": self.trainer.global_mean(scores),
+            "objective/intrinsic": self.trainer.global_mean([float(r.sum()) for r in intrinsic] or [0.0]),
+            "time/iteration": time.perf_counter() - self._started,
+            **(pending.stats if pending else {}),
+        }
+        self.trainer.log_stats(stats, batch, scores)
+        if self._log is not None:
+            pairs = list(zip(batch["input_ids"], responses, strict=True))[:SAMPLES_KEPT]
+            tokens = [
+                span_rewards([], q, r, self.trainer.tokenizer, positive_value=0, negative_value=0).token_texts
+                for q, r in pairs
+            ]
+            critiques = pending.critiques if pending else []
+            rollout = self.trainer.last_rollout
+            self._log.log_metrics(self.done, stats)
+            self._log.log_samples(
+                self.done, sample_rows(batch["query"], texts, scores, tokens, rollout, intrinsic, critiques)
+            )
+            self._show(stats)
+        if self.args.save_freq and self.done % self.args.save_freq == 0 and self.done < self.total:
+            self.trainer.save_pretrained(self.folder / f"step-{self.done}")
+
+    def _show(self, stats: dict[str, float]) -> None:
+        text = f"reward {stats['objective/score']:+.2f}  KL {stats['objective/kl']:.2f}"
+        if "critic/hit_rate" in stats:
+            text += f"  critic hits {stats['critic/hit_rate']:.0%}"
+        text += f"  {stats['time/iteration']:.1f} s/step"
+        if self._progress is not None and self._task is not None:
+            self._progress.update(self._task, completed=self.done, description=text)
+        else:
+            print(f"step {self.done}/{self.total}  {text}", file=sys.stderr, flush=True)
+
+
+def sample_rows(
+    queries: Sequence[str],
+    responses: Sequence[str],
+    scores: Sequence[float | None],
+    token_texts: Sequence[Sequence[str]],
+    rollout: Sequence[dict[str, Any]],
+    intrinsic: Sequence[Any] = (),
+    critiques: Sequence[Critique] = (),
+) -> list[dict[str, Any]]:
+    """Rows of samples.jsonl, one per response of ``token_texts``, token by token.
+
+    ``rollout`` is ``PPOTrainer.last_rollout``; ``intrinsic`` (N_i,) and ``critiques`` come from the critic and
+    are empty without one.
+    """
+    rows = []
+    for i, texts in enumerate(token_texts):
+        columns = {name: rollout[i][name].tolist() for name in ("kl", "value", "advantage")}
+        columns["intrinsic"] = intrinsic[i].tolist() if intrinsic else [0.0] * len(texts)
+        tokens = [
+            {"text": text, **{name: round(values[j], 5) for name, values in columns.items()}}
+            for j, text in enumerate(texts)
+        ]
+        critique = critiques[i] if critiques else None
+        rows.append(
+            {
+                "query": queries[i],
+                "response": responses[i],
+                "score": scores[i],
+                "tokens": tokens,
+                "spans": [asdict(span) for span in critique.spans] if critique else [],
+                "reply": critique.reply if critique else None,
+                "status": critique.status if critique else None,
+            }
+        )
+    return rows
