@@ -5,6 +5,7 @@ log line, exception text, reply or repr of this module holds it, also when a ser
 """
 
 import asyncio
+import logging
 import os
 import threading
 from collections.abc import Coroutine, Sequence
@@ -20,6 +21,8 @@ T = TypeVar("T")
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 _REFUSED = frozenset({401, 403, 404})
+_HEADER_LOGGERS = ("openai", "httpcore", "httpcore2")
+"""At DEBUG they write down every header that a server sends, and a server may echo the key in one."""
 
 
 class EndpointAuthError(RuntimeError):
@@ -93,6 +96,9 @@ class ChatClient:
             backoff=backoff,
             rate=rate or RateLimit(),
         )
+        for name in _HEADER_LOGGERS:
+            if logging.getLogger(name).level == logging.NOTSET:
+                logging.getLogger(name).setLevel(logging.INFO)
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="chat-client", daemon=True).start()
 
