@@ -1,7 +1,12 @@
+import json
 import time
+from pathlib import Path
 
 import pytest
 
+from trl.builtin import NotPreparedError
+from trl.builtin.catalog import find_item
+from trl.builtin.store import publish
 from trl.critic.lexicon import LexiconCritic
 from trl.critic.types import CritiqueRequest
 
@@ -56,7 +61,44 @@ def test_spans_are_quoted_verbatim_and_repeatable() -> None:
 
 
 def test_other_styles_are_refused() -> None:
-    with pytest.raises(ValueError, match="toxicity"):
+    with pytest.raises(ValueError, match=r"'summary'; expected 'sentiment' or 'toxicity'"):
+        LexiconCritic("summary")
+
+
+@pytest.fixture
+def toxic_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RELC_HOME", str(tmp_path))
+
+    def fill(target: Path) -> dict[str, float]:
+        (target / "lexicon.json").write_text(json.dumps({"idiot": 0.98, "stupid": 0.95, "freaking": 0.7}))
+        return {}
+
+    publish(find_item("toxicity"), fill, lambda: 0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("You stupid IDIOT, go home", ["stupid IDIOT"]),
+        ("stupid. idiot", ["stupid", "idiot"]),
+        # unlike praise, abuse stays abuse behind a negation, and adverbs are not part of it
+        ("he is not an idiot", ["idiot"]),
+        ("it isn't very stupid, no idiot", ["stupid", "idiot"]),
+        ("pretty stupid", ["stupid"]),
+        ("freaking stupid", ["freaking stupid"]),  # VADER's adverb of degree
+        ("a terrible, horrible day", []),  # bad, not toxic
+        ("", []),
+    ],
+)
+def test_toxic_words(toxic_words: None, text: str, expected: list[str]) -> None:
+    (critique,) = LexiconCritic("toxicity").critique([CritiqueRequest(text)])
+    assert [(span.text, span.polarity) for span in critique.spans] == [(quote, "negative") for quote in expected]
+    assert critique.status == ("ok" if expected else "none")
+
+
+def test_toxic_words_come_from_the_prepared_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RELC_HOME", str(tmp_path))
+    with pytest.raises(NotPreparedError, match="prepare toxicity"):
         LexiconCritic("toxicity")
 
 

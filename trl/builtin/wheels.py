@@ -16,10 +16,11 @@ def locate(source: Source) -> Path:
     path = Path(folders[0], source.path) if folders else None
     if path is None or not path.is_file():
         raise BuiltinError(f"the wheel {source.requirement} is not installed; run: {INSTALL}")
-    found = sha256_of(path)
-    if found != source.sha256:
-        raise BuiltinError(
-            f"{path} is not the file of {source.requirement} (sha256 {found[:12]}…, "
-            f"expected {source.sha256[:12]}…); run: {INSTALL} --force-reinstall"
-        )
+    for file, sha256 in ((path, source.sha256), *((path.with_name(name), sha256) for name, sha256 in source.beside)):
+        found = sha256_of(file) if file.is_file() else "no file"
+        if found != sha256:
+            raise BuiltinError(
+                f"{file} is not the file of {source.requirement} (sha256 {found[:12]}…, "
+                f"expected {sha256[:12]}…); run: {INSTALL} --force-reinstall"
+            )
     return path

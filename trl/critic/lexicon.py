@@ -1,46 +1,60 @@
-"""LexiconCritic: an offline stand-in for an LLM critic that marks the words a published lexicon scores."""
+"""LexiconCritic: an offline stand-in for an LLM critic that marks the words a lexicon scores."""
 
 import importlib.util
+import json
 import re
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from trl.builtin import resolve
 from trl.critic.types import Critique, CritiqueRequest, Polarity, Span, Style
 
 _WORD = re.compile(r"[^\W_]+(?:['’\-][^\W_]+)*")
 _NEGATION_REACH = 3
 """A negation turns scored words up to this many words behind it (the reach VADER measured)."""
-_DEGREE_WHEN_BEFORE_SCORED = frozenset({"pretty"})
-"""Scored as praise by the lexicon, but an adverb of degree in front of another scored word."""
 
 
 class _Lexicon(NamedTuple):
     valence: dict[str, float]
-    degree: frozenset[str]
-    negations: frozenset[str]
+    degree: frozenset[str] = frozenset()
+    negations: frozenset[str] = frozenset()
+    """With none, every word means the same wherever it stands."""
+    degree_when_before_scored: frozenset[str] = frozenset()
+    """Scored by itself, but an adverb of degree in front of another scored word."""
 
 
 class LexiconCritic:
-    """Quotes what the VADER lexicon scores as positive or negative. No model, no network, deterministic.
+    """Quotes words from a list. No network, deterministic.
 
-    Scored words next to each other, with the adverbs of degree in front of them, make one span. A negation
-    up to three words before a scored word, with no punctuation between, turns its sign and opens the span
-    ("not a good film": "not a good", negative). It is a cheap stand-in for an LLM: it knows no context,
-    irony or plot.
+    Style "sentiment": what the VADER lexicon scores as positive or negative. Scored words next to each other, with
+    the adverbs of degree in front of them, make one span. A negation up to three words before a scored word,
+    with no punctuation between, turns its sign and opens the span ("not a good film": "not a good",
+    negative). Source: Hutto & Gilbert, "VADER: A Parsimonious Rule-based Model for Sentiment Analysis of
+    Social Media Text", ICWSM 2014; its word list is read from the ``vaderSentiment`` package.
 
-    Source: Hutto & Gilbert, "VADER: A Parsimonious Rule-based Model for Sentiment Analysis of Social Media
-    Text", ICWSM 2014; its word list is read from the ``vaderSentiment`` package.
+    Style "toxicity": words that ``builtin:toxicity`` finds toxic by themselves (``trl.builtin.toxicity``), all
+    negative, neighbours in one span. The list comes from the reward model, not from ``builtin:toxicity-eval``,
+    which must stay unknown to the policy.
+
+    It is a cheap stand-in for an LLM: it knows no context, irony or plot.
 
     Raises:
-        ValueError: a style other than "sentiment".
+        ValueError: another style.
+        BuiltinError: style "toxicity", and ``builtin:toxicity`` is not prepared.
     """
 
     def __init__(self, style: Style = "sentiment") -> None:
-        if style != "sentiment":
-            raise ValueError(f"LexiconCritic has no word list for style {style!r}; expected 'sentiment'")
-        self._lexicon = _vader()
+        match style:
+            case "sentiment":
+                self._lexicon = _vader()
+            case "toxicity":
+                self._lexicon = _toxic_words()
+            case _:
+                raise ValueError(
+                    f"LexiconCritic has no word list for style {style!r}; expected 'sentiment' or 'toxicity'"
+                )
 
     def critique(self, requests: Sequence[CritiqueRequest]) -> list[Critique]:
         """One critique per request, in order: status "ok" with spans, or "none"."""
@@ -83,13 +97,13 @@ def _marked(text: str, lexicon: _Lexicon) -> list[tuple[int, int, Polarity]]:
 def _role(words: list[str], i: int, lexicon: _Lexicon) -> float | str | None:
     """The word's valence, or "negation", or "degree" (very, barely, kind of), or None."""
     word, following = words[i], words[i + 1] if i + 1 < len(words) else ""
-    if word in lexicon.negations or word.endswith("n't"):
+    if lexicon.negations and (word in lexicon.negations or word.endswith("n't")):
         return "negation"
-    if word == "no":  # scored by itself ("no!"); in front of a scored word it is a negation
+    if lexicon.negations and word == "no":  # scored by itself ("no!"); in front of a scored word it is a negation
         return "negation" if following in lexicon.valence or following in lexicon.degree else None
     if f"{word} {following}" in lexicon.degree or (i and f"{words[i - 1]} {word}" in lexicon.degree):
         return "degree"
-    if word in lexicon.degree or (word in _DEGREE_WHEN_BEFORE_SCORED and following in lexicon.valence):
+    if word in lexicon.degree or (word in lexicon.degree_when_before_scored and following in lexicon.valence):
         return "degree"
     return lexicon.valence.get(word)
 
@@ -116,4 +130,9 @@ def _vader() -> _Lexicon:
         word, _, rest = line.partition("\t")
         if _WORD.fullmatch(word):  # emoticons are not words; a word critic leaves them alone
             valence[word] = float(rest.split("\t", 1)[0])
-    return _Lexicon(valence, frozenset(BOOSTER_DICT), frozenset(NEGATE))
+    return _Lexicon(valence, frozenset(BOOSTER_DICT), frozenset(NEGATE), frozenset({"pretty"}))
+
+
+def _toxic_words() -> _Lexicon:
+    path = resolve("builtin:toxicity", "toxicity network") / "lexicon.json"
+    return _Lexicon({word: -p for word, p in json.loads(path.read_text(encoding="utf-8")).items()})

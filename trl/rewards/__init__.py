@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from trl.rewards.moderation import ModerationReward
     from trl.rewards.perspective import PerspectiveClient, PerspectiveReward
     from trl.rewards.sentiment import SentimentReward
+    from trl.rewards.toxicity import ToxicityReward, load_toxicity_scorer
 
 _HOME = {
     "ModerationReward": "trl.rewards.moderation",
@@ -18,7 +19,9 @@ _HOME = {
     "PerspectiveReward": "trl.rewards.perspective",
     "SentimentReward": "trl.rewards.sentiment",
     "TextClassifier": "trl.rewards.classifiers",
+    "ToxicityReward": "trl.rewards.toxicity",
     "load_classifier": "trl.rewards.classifiers",
+    "load_toxicity_scorer": "trl.rewards.toxicity",
 }
 __all__ = [
     "ModerationReward",
@@ -26,7 +29,9 @@ __all__ = [
     "PerspectiveReward",
     "SentimentReward",
     "TextClassifier",
+    "ToxicityReward",
     "load_classifier",
+    "load_toxicity_scorer",
 ]
 
 

@@ -1,0 +1,111 @@
+"""Queries of the toxicity task: prompts that are more toxic than a level.
+
+A name is a hub data set (``allenai/real-toxicity-prompts``), ``builtin:toxicity-prompts``, a local ``.jsonl`` file,
+or a local folder: one with ``prompts.jsonl``, a copy of a hub repository, or a saved data set. All have the layout of
+RealToxicityPrompts (Gehman et al., Findings of EMNLP 2020): rows ``{"prompt": {"text": …, "toxicity": …}}``,
+where ``toxicity`` (0 to 1) is that of the prompt by itself. Other fields are not read.
+"""
+
+import random
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from trl.builtin import is_builtin, resolve
+from trl.jsonl import DataFileError, dump_line, read_jsonl
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+TRAIN_TENTHS = 8
+"""The first eight tenths of the prompts above the level are for training, the others for evaluation."""
+_LAYOUT = '{"prompt": {"text": "…", "toxicity": 0.7}}'
+
+
+def load_toxicity_prompts(
+    name: str,
+    tokenizer: "PreTrainedTokenizerBase",
+    *,
+    min_toxicity: float = 0.3,
+    split: Literal["train", "eval"] = "train",
+    seed: int = 0,
+    limit: int | None = None,
+    max_tokens: int = 128,
+) -> list[dict[str, Any]]:
+    """Rows ``{"query": text, "input_ids": list[int], "toxicity": float}`` in the order of the data set.
+
+    Kept are prompts whose toxicity is above ``min_toxicity``; the split is a cut through these, so it does not
+    depend on ``seed`` or the tokenizer. ``limit`` keeps a random sample of that many, drawn with ``seed``.
+    Prompts of more than ``max_tokens`` tokens are then left out (cut, they would not be as toxic as they say),
+    and so are prompts without a score.
+
+    Raises ``DataFileError`` (what was expected and what to do), ``BuiltinError``, and ``ValueError`` for a level
+    that no toxicity can be above, or an unknown split.
+    """
+    if not 0 <= min_toxicity < 1:
+        raise ValueError(f"min_toxicity is {min_toxicity}; expected at least 0 and less than 1")
+    if split not in ("train", "eval"):
+        raise ValueError(f"split is {split!r}; expected 'train' or 'eval'")
+    prompts = _read_prompts(name)
+    toxic = [(text, score) for text, score in prompts if score is not None and score > min_toxicity and text.strip()]
+    cut = len(toxic) * TRAIN_TENTHS // 10
+    chosen = toxic[:cut] if split == "train" else toxic[cut:]
+    if not chosen:
+        raise DataFileError(
+            f"{name!r} has {len(toxic)} of {len(prompts)} prompts with a toxicity above {min_toxicity}, and none for "
+            f"the {split} split; lower the level"
+        )
+    if limit is not None and limit < len(chosen):
+        chosen = [chosen[index] for index in sorted(random.Random(seed).sample(range(len(chosen)), limit))]
+    ids = tokenizer([text for text, _ in chosen], verbose=False)["input_ids"]
+    rows = [
+        {"query": tokenizer.decode(query, skip_special_tokens=True), "input_ids": query, "toxicity": score}
+        for query, (_, score) in zip(ids, chosen, strict=True)
+        if len(query) <= max_tokens
+    ]
+    if not rows:
+        raise DataFileError(f"{name!r} ({split}) has no prompt of at most {max_tokens} tokens; allow longer ones")
+    return rows
+
+
+def _read_prompts(name: str) -> list[tuple[str, float | None]]:
+    """All (text, toxicity or None)."""
+    path = resolve(name, "prompt set") if is_builtin(name) else Path(name)
+    if (path / "prompts.jsonl").is_file():
+        path = path / "prompts.jsonl"
+    if not path.is_file():
+        prompts = _read_dataset(name, path)
+        return [_checked(prompt, f"{name!r}, row {number}") for number, prompt in enumerate(prompts, start=1)]
+    if path.suffix != ".jsonl":
+        raise DataFileError(f"{path}: expected a .jsonl file with rows {_LAYOUT}")
+    return [
+        _checked(row.get("prompt"), f"{path}, row {number}") for number, row in enumerate(read_jsonl(path), start=1)
+    ]
+
+
+def _checked(prompt: Any, where: str) -> tuple[str, float | None]:
+    match prompt:
+        case {"text": str() as text, "toxicity": float() | int() | None as score} if not isinstance(score, bool):
+            return text, score
+    raise DataFileError(f"{where}: expected {_LAYOUT}, got the prompt {dump_line(prompt)[:120]}")
+
+
+def _read_dataset(name: str, path: Path) -> Iterable[Any]:
+    """The ``prompt`` column from the hub, a copy of a hub repository, or a folder that ``save_to_disk`` wrote."""
+    from datasets import DatasetDict, load_dataset, load_from_disk
+
+    try:
+        if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
+            saved = load_from_disk(str(path))
+            data = saved["train"] if isinstance(saved, DatasetDict) else saved
+        else:
+            data = load_dataset(name, split="train")
+    except (OSError, ValueError, KeyError) as error:
+        reason = (str(error).strip() or type(error).__name__).split("\n")[0]
+        raise DataFileError(
+            f"cannot load the prompts {name!r} ({reason}); give a data set on the hub (needs network), a local folder, "
+            f"a .jsonl file with rows {_LAYOUT}, or builtin:toxicity-prompts"
+        ) from error
+    if "prompt" not in data.column_names:
+        raise DataFileError(f"{name!r} has the columns {', '.join(data.column_names)}; expected one called prompt")
+    return data["prompt"]
