@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 KEY_VARIABLE = "PERSPECTIVE_API_KEY"
 ENDPOINT = "https://commentanalyzer.googleapis.com/v1alpha1/comments:analyze"
 ENDS = "2026-12-31"
-REPLACEMENT = "the toxicity classifier (the default scorer) or an OpenAI-compatible moderation endpoint"
+REPLACEMENT = "a toxicity classifier (such as builtin:toxicity) or an OpenAI-compatible moderation endpoint"
 LONGEST_TEXT = 20_480
 """Bytes of UTF-8 that one request may hold."""
 ATTRIBUTES = (
