@@ -169,3 +169,22 @@ def test_another_version_of_a_wheel_is_refused(tmp_path: Path, monkeypatch: pyte
     assert locate(Source("x==1", "pinned_data_package", "data.bin", abc)) == package / "data.bin"
     with pytest.raises(BuiltinError, match=r"not the file of x==1 .*ba7816bf8f01"):
         locate(Source("x==1", "pinned_data_package", "data.bin", "0" * 64))
+
+
+def test_every_file_that_a_build_reads_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "data_package_of_two"
+    package.mkdir()
+    for name in ("__init__.py", "data.bin", "more.bin"):
+        (package / name).write_text("abc")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    abc = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+    both = Source("x==1", "data_package_of_two", "data.bin", abc, beside=(("more.bin", abc),))
+    assert locate(both) == package / "data.bin" and both.content == f"{abc} {abc}"
+    # What a one-file item depends on has not changed, or everything prepared before would be stale.
+    assert Source("x==1", "data_package_of_two", "data.bin", abc).content == abc
+    (package / "more.bin").write_text("abcd")
+    with pytest.raises(BuiltinError, match=r"more\.bin is not the file of x==1"):
+        locate(both)
+    (package / "more.bin").unlink()
+    with pytest.raises(BuiltinError, match=r"more\.bin is not the file of x==1 \(sha256 no file"):
+        locate(both)
