@@ -24,7 +24,7 @@ from trl.jsonl import DataFileError, Row, dump_line, read_prompts, run_resumable
 @dataclass
 class Args:
     lm_dir: str
-    """Causal language model: hub id, local folder, or builtin: name."""
+    """Causal language model: hub id, local folder (also one of a LoRA adapter), or builtin: name."""
     prompts_file: Path
     """JSON lines with prompt.text."""
     output_file: Path
@@ -61,14 +61,17 @@ def main(args: Args) -> None:
         rows = [rows[index] for index in sorted(chosen)]
 
     # 2. model
-    sampling = Sampling(
-        max_new_tokens=args.max_length,
-        min_new_tokens=args.min_length,
-        do_sample=args.do_sample,
-        top_p=args.top_p,
-        top_k=args.top_k,
-        num_return=args.num_returns,
-    )
+    try:
+        sampling = Sampling(
+            max_new_tokens=args.max_length,
+            min_new_tokens=args.min_length,
+            do_sample=args.do_sample,
+            top_p=args.top_p,
+            top_k=args.top_k,
+            num_return=args.num_returns,
+        )
+    except ValueError as error:  # settings that contradict each other
+        sys.exit(f"error: {error}")
     model, tokenizer = load_causal_lm(args.lm_dir)
 
     # 3. generate, chunk by chunk

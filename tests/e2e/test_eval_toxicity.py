@@ -134,6 +134,9 @@ def test_without_save_scores_the_file_holds_the_result_and_nothing_is_asked_agai
 def test_killed_at_random_points_it_ends_with_the_same_file_and_pays_no_score_twice(
     data: Path, tmp_path: Path, seed: int
 ) -> None:
+    long = [{"text": sign * 9000} for sign in ("bad ", "плохо", "糟", "🤬", "e\u0301")]
+    with data.open("a") as file:
+        file.write(json.dumps({"prompt": {"text": "long"}, "generations": long}) + "\n")
     whole, output = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
     scores = tmp_path / "out.jsonl.scores.jsonl"
     texts = distinct(data)
@@ -171,6 +174,7 @@ def test_killed_at_random_points_it_ends_with_the_same_file_and_pays_no_score_tw
                 lost += 1
         assert run(data, output, *arguments) == {**expected, "output_file": str(output)}
         repeated = sum(server.answered.values()) - len(texts)
+        assert server.too_long == []
     assert output.read_bytes() == whole.read_bytes()
     assert sorted(row["text"] for row in read_jsonl(scores)) == sorted(texts)
     # Only what the server had sent and the killed process had not yet written is asked again.

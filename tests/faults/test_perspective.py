@@ -4,7 +4,11 @@ import contextlib
 import json
 import logging
 import math
+import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 import traceback
@@ -232,3 +236,28 @@ def test_a_broken_cache_costs_queries_not_scores(tmp_path: Path, caplog: pytest.
         assert right_or_nan(TEXTS[:3], ask(server.url, TEXTS[:3], cache=tmp_path)) == [None] * 3
     assert len(server.requests) == 6
     assert "can't be used" in caplog.text
+
+
+def test_a_worker_killed_half_way_loses_no_score_that_arrived(tmp_path: Path) -> None:
+    code = (
+        "import sys\nfrom trl.rewards import PerspectiveClient\n"
+        "client = PerspectiveClient(endpoint=sys.argv[1], qps=100, cache=sys.argv[2], max_concurrency=4)\n"
+        "client.analyze([f'text {index} é 🙂' for index in range(40)])\n"
+    )
+    with FakePerspective() as server:
+        worker = subprocess.Popen(
+            [sys.executable, "-c", code, server.url, str(tmp_path)], env={**os.environ, "PERSPECTIVE_API_KEY": KEY}
+        )
+        deadline = time.monotonic() + 60
+        while sum(server.answered.values()) < 20 and worker.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.002)
+        worker.kill()
+        assert worker.wait() == -signal.SIGKILL
+        time.sleep(0.2)
+        answered = sum(server.answered.values())
+        assert 20 <= answered < 40
+        assert right_or_nan(TEXTS, ask(server.url, TEXTS, cache=tmp_path)) == [None] * 40
+    # what was on its way, and what had arrived but not reached the disk, is asked again; nothing else
+    assert sum(server.answered.values()) <= 40 + 2 * 4
+    assert set(server.asked) == set(TEXTS)
+    assert all(KEY.encode() not in file.read_bytes() for file in tmp_path.rglob("*") if file.is_file())
