@@ -5,13 +5,15 @@ import json
 import logging
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 import tyro
 
+from trl.builtin import BuiltinError
+from trl.jsonl import DataFileError
 from trl.trainer.config import PPOConfig
 
 logger = logging.getLogger(__name__)
@@ -194,3 +196,11 @@ def prepare_output_dir(args: RunArgs, is_main: bool = True) -> Path:
     settings = {"command": ["python", *sys.argv], "args": asdict(args)}
     (folder / "run.json").write_text(json.dumps(settings, indent=2) + "\n")
     return folder
+
+
+def run_script(main: Callable[[], None]) -> None:
+    """Run a task script; what the user can mend (names, files, paths) ends it in one line instead of a traceback."""
+    try:
+        main()
+    except (BuiltinError, DataFileError, OSError) as error:
+        raise SystemExit(f"error: {error}") from None

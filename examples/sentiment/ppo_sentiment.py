@@ -16,7 +16,7 @@ import trl
 if not hasattr(trl, "DISTRIBUTION"):
     raise SystemExit(f"{trl.__file__} is Hugging Face's trl, not relc's: see 'Two packages named trl' in README.md")
 
-from trl.run import OutputDir, RunArgs, parse_args, prepare_output_dir, start_logging
+from trl.run import OutputDir, RunArgs, parse_args, prepare_output_dir, run_script, start_logging
 from trl.trainer.config import PPOConfig
 
 CONFIG = PPOConfig(
@@ -114,4 +114,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_script(main)

@@ -271,6 +271,28 @@ def resolve(name: str, *kinds: Kind) -> Path:
 def resolve_model(name: str) -> str:
     """``builtin:X`` → the transformers folder of the prepared model; any other name is returned unchanged.
 
-    Raises ``UnknownBuiltinError`` or ``NotPreparedError``, each with what helps.
+    Raises ``UnknownBuiltinError`` or ``NotPreparedError``, each with what helps, and ``OSError`` for a name that
+    is neither a folder here nor a model that the hub (or its cache on this disk) gives.
     """
-    return str(resolve(name, "language model", "classifier")) if is_builtin(name) else name
+    if is_builtin(name):
+        return str(resolve(name, "language model", "classifier"))
+    if not Path(name).is_dir() and not _on_hub(name):
+        offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
+        raise OSError(
+            f"model {name!r} is neither a local folder nor found on the hub or in its cache{offline}; give a local "
+            "folder, check the name and the network, or use a builtin: model (--preset builtin)"
+        )
+    return name
+
+
+def _on_hub(name: str) -> bool:
+    from transformers.utils import cached_file
+
+    def found(file: str) -> bool:
+        quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
+        return cached_file(name, file, **quiet) is not None
+
+    try:
+        return found("config.json") or found("adapter_config.json")
+    except (OSError, ValueError):  # no such repository, gated, or not a name that a repository can have
+        return False
