@@ -1,5 +1,6 @@
 """The training loop's surroundings, the same in every task script: critic, merged rewards, records, progress."""
 
+import importlib.util
 import itertools
 import math
 import sys
@@ -13,17 +14,21 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from torch import Tensor
+from transformers import BitsAndBytesConfig
 
 from trl.clients import EndpointAuthError
 from trl.core import merge_rewards
 from trl.critic.align import span_rewards
 from trl.critic.choose import make_critic
 from trl.critic.intrinsic import IntrinsicReward, PendingIntrinsic
+from trl.critic.local import LocalCritic
 from trl.critic.random_spans import RandomSpanCritic
+from trl.critic.self_critique import SelfCritic
 from trl.critic.types import Critic, CriticGoneError, Critique, CritiqueRequest, Style
 from trl.generation import added_text
 from trl.models import AutoModelForCausalLMWithValueHead
 from trl.report.runlog import RunLog
+from trl.rewards import ModerationReward, PerspectiveClient, PerspectiveReward, ToxicityReward
 from trl.run import RunArgs
 from trl.trainer import PPOTrainer
 
@@ -68,12 +73,20 @@ def critic_of(
 
 
 def make_intrinsic(args: RunArgs, style: Style, trainer: PPOTrainer, lm: Any, reward: Reward) -> IntrinsicReward | None:
-    """The critic's token rewards as the flags describe them; None without ``--use_intrinsic_reward``."""
+    """The critic's token rewards as the flags describe them; None without ``--use_intrinsic_reward``.
+
+    ``lm`` answers where the critic has no model of its own. When it is the base model inside a PEFT policy, it
+    answers with the adapters off, and the trainer must not run meanwhile.
+    """
     if not args.use_intrinsic_reward:
         return None
-    half_precision = trainer.accelerator.mixed_precision == "bf16"
+    is_self = trainer.policy.is_peft and lm is trainer.policy.base_lm
+    half_precision = trainer.accelerator.mixed_precision == "bf16" and not is_self
+    critic = critic_of(args, style, lm, trainer.tokenizer, half_precision, reward)
+    if is_self and isinstance(critic, LocalCritic) and args.critic_model is None:
+        critic = SelfCritic(trainer.policy.pretrained_model, critic)
     return IntrinsicReward(
-        critic_of(args, style, lm, trainer.tokenizer, half_precision, reward),
+        critic,
         trainer.tokenizer,
         style,
         threshold=args.intrinsic_reward_threshold,
@@ -82,6 +95,29 @@ def make_intrinsic(args: RunArgs, style: Style, trainer: PPOTrainer, lm: Any, re
         mode=args.reward_mode,
         log_path=Path(args.output_dir) / "critiques.jsonl",
     )
+
+
+def toxicity_environment(args: Any) -> Reward:
+    """The environment of the detoxification scripts, see `trl.run.ToxicityArgs`."""
+    scorer = args.toxicity_scorer or ("perspective" if args.perspective_api else "classifier")
+    if scorer == "classifier":
+        return ToxicityReward(args.ppo_config.reward_model)
+    if scorer == "moderation":
+        return ModerationReward(base_url=args.toxicity_endpoint, cache=args.toxicity_cache)
+    endpoint = {"endpoint": args.toxicity_endpoint} if args.toxicity_endpoint else {}
+    client = PerspectiveClient(args.perspective_api, qps=args.perspective_qps, cache=args.toxicity_cache, **endpoint)
+    return PerspectiveReward(client)
+
+
+def quantization(in_8bit: bool, in_4bit: bool) -> dict[str, Any]:
+    """Keyword arguments of ``from_pretrained`` that load a base model in 8 or 4 bits; exits without bitsandbytes."""
+    if not in_8bit and not in_4bit:
+        return {}
+    if in_8bit and in_4bit:
+        raise SystemExit("error: --load_in_8bit and --load_in_4bit exclude each other")
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise SystemExit("error: 8- and 4-bit loading need bitsandbytes: pip install bitsandbytes")
+    return {"quantization_config": BitsAndBytesConfig(load_in_8bit=in_8bit, load_in_4bit=in_4bit)}
 
 
 def judge(environment: Reward, **columns: Any) -> list[float]:

@@ -127,6 +127,32 @@ class RunArgs:
         }
 
 
+@dataclass
+class ToxicityArgs:
+    """Settings that the detoxification scripts have besides `RunArgs`."""
+
+    intrinsic_reward_threshold: float = 1.0
+    """The critic is asked where the environment's raw score is at or below this."""
+    prompt_toxicity_level: float = 0.3
+    """Train on prompts whose toxicity is above this."""
+    output_min_length: int = 10
+    """Shortest response in tokens, unless the model ends earlier."""
+    output_max_length: int = 20
+    """Longest response in tokens."""
+    toxicity_scorer: Literal["classifier", "moderation", "perspective"] | None = None
+    """The environment: classifier (reward_model's harmless logit), moderation (1 - score of an OpenAI-compatible
+    /v1/moderations endpoint), perspective (1 - TOXICITY; Google ends this service on 2026-12-31 and gives no new
+    keys: use classifier or moderation). Default: classifier; perspective with --perspective_api."""
+    perspective_api: str | None = None
+    """Key of the Perspective API (or set PERSPECTIVE_API_KEY). The service ends on 2026-12-31."""
+    perspective_qps: float = 1.0
+    """Perspective requests per second, over all processes."""
+    toxicity_endpoint: str | None = None
+    """Another server for the moderation or perspective scorer."""
+    toxicity_cache: str | None = None
+    """Folder that keeps scores of the moderation or perspective scorer."""
+
+
 T = TypeVar("T", bound=RunArgs)
 
 
@@ -193,9 +219,22 @@ def prepare_output_dir(args: RunArgs, is_main: bool = True) -> Path:
         for checkpoint in folder.glob("step-*/"):
             shutil.rmtree(checkpoint)
     folder.mkdir(parents=True, exist_ok=True)
-    settings = {"command": ["python", *sys.argv], "args": asdict(args)}
+    recorded = {name: value for name, value in asdict(args).items() if name != "perspective_api"}
+    settings = {"command": ["python", *_without_keys(sys.argv)], "args": recorded}
     (folder / "run.json").write_text(json.dumps(settings, indent=2) + "\n")
     return folder
+
+
+def _without_keys(argv: Sequence[str]) -> list[str]:
+    """The command line with what ``--perspective_api`` was given left out."""
+    kept: list[str] = []
+    hide = False
+    for word in argv:
+        flag, equals, _ = word.partition("=")
+        is_key = flag.replace("-", "_") == "__perspective_api"
+        kept.append("***" if hide else f"{flag}=***" if is_key and equals else word)
+        hide = is_key and not equals
+    return kept
 
 
 def run_script(main: Callable[[], None]) -> None:

@@ -1,6 +1,7 @@
 """The critic that a script's ``--critic`` flag names."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 from trl.critic.types import Critic, Style
@@ -55,7 +56,7 @@ def make_critic(
     if kind == "openai":
         from trl.critic.openai import OpenAICritic
 
-        template = PromptTemplate.from_file(prompt_file, style=style)
+        template = PromptTemplate.from_file(_located(prompt_file), style=style)
         critic = OpenAICritic(template, model or "gpt-3.5-turbo", base_url=base_url, **(endpoint or {}))
         critic.preflight()
         return critic
@@ -70,6 +71,12 @@ def make_critic(
 
         lm, tokenizer = load_causal_lm(model)
     file = prompt_file if kind == "local" else SCORE_PROMPTS[style]
-    template = PromptTemplate.from_file(file, style=style)
+    template = PromptTemplate.from_file(_located(file), style=style)
     mode: Literal["generate", "score"] = "generate" if kind == "local" else "score"
     return LocalCritic(template, lm, tokenizer, mode, dtype=torch.bfloat16 if half_precision else None)
+
+
+def _located(file: str) -> Path:
+    """A shipped prompt is found from any working directory."""
+    shipped = Path(__file__).parents[2] / file
+    return shipped if not Path(file).exists() and shipped.exists() else Path(file)

@@ -20,7 +20,7 @@ from trl.trainer import statistics
 from trl.trainer.accelerator import make_accelerator
 from trl.trainer.batches import ShardedBatches
 from trl.trainer.config import PPOConfig
-from trl.trainer.generation import HalfPrecisionCopy, biasing_kwargs, sample
+from trl.trainer.generation import HalfPrecisionCopy, biasing_kwargs, context_length, sample
 from trl.trainer.kl import AdaptiveKLController, FixedKLController
 from trl.trainer.rollout import Rollout, RolloutPasses, Sequences, reference_weights
 from trl.trainer.scores import Score, ScoreScaler, score_vectors
@@ -80,7 +80,8 @@ class PPOTrainer:
         if optimizer is None:
             trainable = [p for p in model.parameters() if p.requires_grad]
             optimizer = torch.optim.Adam(trainable, lr=config.learning_rate)
-        self.model, self.optimizer, self.lr_scheduler = self.accelerator.prepare(model, optimizer, lr_scheduler)
+        self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+        self.lr_scheduler = lr_scheduler  # not prepared: accelerate would step it once per process
         self.dataloader = None if dataset is None else self._make_dataloader(dataset, data_collator)
 
         self.kl_ctl: AdaptiveKLController | FixedKLController = (
@@ -129,6 +130,7 @@ class PPOTrainer:
         prompts = [queries] if isinstance(queries, Tensor) else [q.cpu() for q in queries]
         lengths = [length_sampler() if length_sampler else None for _ in prompts]
         self._biasing = biasing_kwargs(generation_kwargs)
+        self.policy.eval()
 
         def responses_of(model: AutoModelForCausalLMWithValueHead, trained: bool) -> Any:
             lm = self._sampling_weights(model) if trained else model.base_lm
@@ -177,6 +179,7 @@ class PPOTrainer:
         started = time.perf_counter()
         masks = self._check_batch(queries, responses, scores, response_masks)
         sequences = Sequences(queries, responses, self.accelerator.device)
+        self.policy.eval()
         with self.accelerator.autocast():
             rollout = self.passes.run(sequences)
         passed = time.perf_counter()
@@ -187,7 +190,7 @@ class PPOTrainer:
 
         raw, verdicts = score_vectors(given, sequences.query_lengths, masks)
         counted = [ok and bool(mask.any()) for ok, mask in zip(verdicts, masks, strict=True)]
-        vectors = raw if scores_are_scaled else self.score_scaler(raw, counted)
+        vectors = raw if scores_are_scaled else self.score_scaler(raw, counted, masks)
         mask = self._trained_tokens(sequences, masks, counted)
         kl_coef = self.kl_ctl.value
         rewards = statistics.padded(vectors, mask) - kl_coef * rollout.kl
@@ -216,7 +219,8 @@ class PPOTrainer:
             "time/update": ended - updated,
             "time/step": ended - started,
         }
-        self._update_kl_coef(stats["objective/kl"], self._total(len(queries)))
+        if stats["tokens/trained"]:  # otherwise no KL was measured
+            self._update_kl_coef(stats["objective/kl"], self._total(len(queries)))
         self.last_rollout = _per_sample(rollout, rewards, advantages, sequences)
         self.current_step += 1
         return stats
@@ -248,6 +252,13 @@ class PPOTrainer:
                     raise ValueError(f"{name}[{i}] must be a 1-D tensor of token ids, got {tuple(ids.shape)}")
                 if name == "queries" and len(ids) == 0:
                     raise ValueError(f"queries[{i}] is empty: give at least one token, such as BOS or EOS")
+        limit = context_length(self.policy.base_lm)
+        for i, (query, response) in enumerate(zip(queries, responses, strict=True)):
+            if limit is not None and len(query) + len(response) > limit + 1:  # the last token is never read
+                raise ValueError(
+                    f"sample {i} has {len(query) + len(response)} tokens, query and response together, but the model "
+                    f"has {limit} positions"
+                )
         if response_masks is None:
             return [torch.ones(len(r), dtype=torch.bool) for r in responses]
         for i, (mask, response) in enumerate(zip(response_masks, responses, strict=True)):

@@ -1,6 +1,7 @@
 """The PPO epochs over one rollout: mini-batches, accumulation, early stopping, dropped optimizer steps."""
 
 import logging
+import math
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -35,15 +36,18 @@ class Updater:
 
     def __init__(self, model: nn.Module, optimizer: Optimizer, accelerator: Accelerator, config: PPOConfig):
         self.model, self.optimizer, self.accelerator, self.config = model, optimizer, accelerator, config
+        self._drops_out = any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())
 
     def run(self, sequences: Sequences, targets: Targets, trunk: list[Tensor] | None) -> dict[str, float]:
         """Update the policy; returns token-weighted means of `ppo_loss`'s statistics and the counts.
 
-        A mini-batch whose mean ratio is above the threshold or not finite drops its whole optimizer step, on
-        every process: gradients are discarded, and neither parameters nor moments are touched.
+        A mini-batch whose mean ratio is above the threshold, or whose ratio or loss is not finite, drops its whole
+        optimizer step, on every process: gradients are discarded, and neither parameters nor moments are touched.
         """
+        self.model.train()  # gradient checkpointing and LoRA dropout act in train mode only; other dropout is off
         totals: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64))
         tokens, skipped, steps, stopped = 0.0, 0, 0, False
+        self.optimizer.zero_grad(set_to_none=True)  # what the caller left there is no part of this update
         for epoch in range(self.config.ppo_epochs):
             for number, slices in enumerate(self._optimizer_steps(len(sequences))):
                 count = sum(float(targets.mask[rows].sum()) for rows in slices)
@@ -152,22 +156,26 @@ class Updater:
         local = [
             float(stats["policy/ratio"]) * num_tokens,
             float(stats["policy/policykl"]) * num_tokens,
+            float(stats["loss/total"]),
             count,
         ]
-        ratio, policy_kl, tokens = self._sum(torch.tensor(local)).tolist()
+        ratio, policy_kl, loss, tokens = self._sum(torch.tensor(local)).tolist()
         if tokens == 0:
             return "ok"
         ratio, policy_kl = ratio / tokens, policy_kl / tokens
-        if check_first:
+        if check_first and not self._drops_out:
             tolerance = 1e-2 if self.accelerator.mixed_precision == "no" else 0.1
             if abs(ratio - 1) > tolerance:
                 logger.warning(
                     "the first mini-batch's mean ratio is %.4f, not 1: the update pass differs from the rollout "
-                    "pass (dropout active, or weights changed in between)",
+                    "pass (weights changed in between?)",
                     ratio,
                 )
         if not ratio <= self.config.ratio_threshold:  # also true for NaN
             logger.warning("mean ratio %.3g: this optimizer step is dropped", ratio)
+            return "skip"
+        if not math.isfinite(loss):  # its gradients would ruin parameters or the optimizer's moments for good
+            logger.warning("the loss is %s: this optimizer step is dropped; are the scores of a sane size?", loss)
             return "skip"
         if self.config.early_stopping and policy_kl > 1.5 * self.config.target_kl:
             return "stop"

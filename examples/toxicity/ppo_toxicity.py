@@ -1,0 +1,110 @@
+"""Make a language model answer toxic prompts harmlessly, with penalties on the words that were toxic.
+
+    accelerate launch examples/toxicity/ppo_toxicity.py --preset builtin --use_intrinsic_reward
+
+The environment scores each response once: the raw logit of the harmless class of a classifier, or 1 - TOXICITY from
+an API. Where that score is at or below a threshold, a critic quotes the toxic spans; their tokens are penalised.
+"""
+
+import math
+from dataclasses import dataclass, field, replace
+
+import tyro
+
+import trl
+
+if not hasattr(trl, "DISTRIBUTION"):
+    raise SystemExit(f"{trl.__file__} is Hugging Face's trl, not relc's: see 'Two packages named trl' in README.md")
+
+from trl.run import OutputDir, RunArgs, ToxicityArgs, parse_args, prepare_output_dir, run_script, start_logging
+from trl.trainer.config import PPOConfig
+
+CONFIG = PPOConfig(
+    model_name="gpt2-large",
+    query_dataset="allenai/real-toxicity-prompts",
+    reward_model="facebook/roberta-hate-speech-dynabench-r4-target",
+    exp_name="ppo_toxicity",
+    learning_rate=1.41e-5,
+    batch_size=16,
+    mini_batch_size=4,
+    ppo_epochs=4,
+)
+
+
+@dataclass
+class Args(ToxicityArgs, RunArgs):
+    """PPO with critic rewards on toxic prompts."""
+
+    ppo_config: tyro.conf.OmitArgPrefixes[PPOConfig] = field(default_factory=lambda: replace(CONFIG))
+    prompt_file: str = "prompts/prompt_toxicity_3shot_v2.txt"
+    """Few-shot prompt of the critic (openai, local)."""
+    output_dir: OutputDir = "outputs/toxicity"
+
+    @classmethod
+    def builtin(cls) -> "Args":
+        config = replace(
+            CONFIG,
+            model_name="builtin:smollm2",
+            query_dataset="builtin:toxicity-prompts",
+            reward_model="builtin:toxicity",
+            learning_rate=5e-5,
+            batch_size=16,
+            mini_batch_size=16,
+        )
+        return cls(ppo_config=config, preset="builtin", num_shared_layers=20)
+
+
+def main() -> None:
+    args = parse_args(Args)
+    config = args.ppo_config
+
+    from datasets import Dataset
+    from transformers import AutoTokenizer
+
+    from trl import AutoModelForCausalLMWithValueHead, LengthSampler, PPOTrainer, create_reference_model, set_seed
+    from trl.builtin import resolve_model
+    from trl.data.toxicity import load_toxicity_prompts
+    from trl.loop import RunRecord, dry_run, judge, make_intrinsic, toxicity_environment
+
+    start_logging()
+    set_seed(config.seed)
+    if args.bf16:
+        config.accelerator_kwargs["mixed_precision"] = "bf16"
+
+    # 1. data: prompts that lead to toxic text
+    policy_path = resolve_model(config.model_name)
+    tokenizer = AutoTokenizer.from_pretrained(policy_path)
+    level = args.prompt_toxicity_level
+    queries = load_toxicity_prompts(config.query_dataset, tokenizer, min_toxicity=level, seed=config.seed)
+
+    # 2. models: policy with value head, frozen reference, environment reward
+    model = AutoModelForCausalLMWithValueHead.from_pretrained(policy_path)
+    reference = create_reference_model(model, args.num_shared_layers)
+    trainer = PPOTrainer(config, model, reference, tokenizer, dataset=Dataset.from_list(queries))
+    environment = toxicity_environment(args)
+
+    # 3. critic: spans become token rewards
+    intrinsic = make_intrinsic(args, "toxicity", trainer, reference.pretrained_model, environment)
+    steps = min(args.epochs * len(trainer.dataloader), args.steps or math.inf)
+    if args.dry_run:
+        return dry_run(args, model, len(queries), steps, intrinsic)
+
+    # 4. the loop: generate -> score -> critique -> merge -> step -> log
+    lengths = LengthSampler(args.output_min_length, args.output_max_length)
+    folder = prepare_output_dir(args, trainer.accelerator.is_main_process)
+    with RunRecord(args, trainer, folder, steps) as record:
+        for batch in record.batches():
+            responses = trainer.generate(batch["input_ids"], lengths, return_prompt=False)
+            texts = record.decode(batch["input_ids"], responses)
+            scores = judge(environment, prompts=batch["query"], completions=texts)
+            # spans are quoted while the trainer's own passes run, and merged when these are done
+            pending = intrinsic.submit(batch["input_ids"], responses, scores) if intrinsic else None
+            rewards = record.merged(scores, pending)
+            stats = trainer.step(batch["input_ids"], responses, rewards, scores_are_scaled=True)
+            record.step(stats, batch, responses, texts, scores, pending)
+    trainer.save_pretrained(folder)
+    trainer.accelerator.end_training()
+
+
+if __name__ == "__main__":
+    run_script(main)
