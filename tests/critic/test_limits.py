@@ -248,6 +248,7 @@ def test_odd_usage_is_no_usage(template: PromptTemplate, usage: bytes) -> None:
         assert critique.call.tokens_in == 100
 
 
+@settings(deadline=None)
 @given(
     usd=st.floats(0, 1),
     work=st.lists(st.tuples(st.integers(0, 1000), st.integers(0, 1000), st.booleans(), st.booleans())),

@@ -187,6 +187,34 @@ def test_a_server_that_accepts_and_never_answers(template: PromptTemplate) -> No
     assert {c.status for c in critiques} == {"failed"}
 
 
+LEAVER = """
+import sys, torch
+from tests.critic.toy_tokenizers import tokenizer_of
+from trl.critic import IntrinsicReward, OpenAICritic, PromptTemplate
+url, prompt = sys.argv[1:]
+tokenizer = tokenizer_of("byte_level")
+critic = OpenAICritic(PromptTemplate.from_file(prompt, style="sentiment"), "m", base_url=url)
+reward = IntrinsicReward(critic, tokenizer, "sentiment", threshold=1, positive_value=1, negative_value=-1)
+ids = torch.tensor(tokenizer("The film was great")["input_ids"])
+reward.submit([ids], [ids], [0.0])
+print("submitted", flush=True)
+raise RuntimeError("something else went wrong")
+"""
+
+
+def test_a_process_that_fails_elsewhere_does_not_wait_for_the_critic(template: PromptTemplate, tmp_path: Path) -> None:
+    """Else the other processes of the run would sit in a collective for as long."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1"
+        command = [sys.executable, "-c", LEAVER, url, str(tmp_path / "p.txt")]
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "submitted\n"
+        _, stderr = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert stderr.strip().endswith("RuntimeError: something else went wrong")
+
+
 def test_retry_after_as_a_date(template: PromptTemplate) -> None:
     when = datetime.now(UTC) + timedelta(seconds=3)
     date = format_datetime(when, usegmt=True)
