@@ -94,7 +94,8 @@ def run_try(args: Try) -> None:
     request = CritiqueRequest(args.text, args.document, args.score)
     prompt = _filled(args, style, request)
     if prompt is not None:
-        _section(console, "Prompt", prompt)
+        asked_by_words = reply is None and args.critic == "score"
+        _section(console, "Prompt" + ", asked for each word and window of words" * asked_by_words, prompt)
     if reply is not None:
         critique = parse_critique(reply, style)
     else:
@@ -252,6 +253,10 @@ def _filled(args: Try, style: Style, request: CritiqueRequest) -> str | None:
     missing = [name for name in template.fields if name in ("document", "score") and vars(args)[name] is None]
     if missing:
         raise UsageError(f"the {style} style needs {' and '.join(f'--{name}' for name in missing)}")
+    if asked and args.critic == "score":
+        from trl.critic.windows import ScorePrompt
+
+        return ScorePrompt.from_template(template).fill(request.text, request)
     return template.fill(request)
 
 
