@@ -48,9 +48,9 @@ def load_causal_lm(
 
     Weights are fp32 on a CPU, the checkpoint's own type on an accelerator.
     """
-    from trl.builtin import resolve_model
+    from trl.builtin import locate_model
 
-    path = resolve_model(name)
+    path = locate_model(name)
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     model = AutoModelForCausalLM.from_pretrained(path, dtype="float32" if target.type == "cpu" else "auto")
     cast(torch.nn.Module, model).to(target)

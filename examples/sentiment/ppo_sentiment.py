@@ -69,7 +69,7 @@ def main() -> None:
     from transformers import AutoTokenizer
 
     from trl import AutoModelForCausalLMWithValueHead, LengthSampler, PPOTrainer, create_reference_model, set_seed
-    from trl.builtin import resolve_model
+    from trl.builtin import locate_model
     from trl.data.sentiment import load_sentiment_prompts
     from trl.loop import RunRecord, dry_run, judge, make_intrinsic
     from trl.rewards import SentimentReward
@@ -80,7 +80,7 @@ def main() -> None:
         config.accelerator_kwargs["mixed_precision"] = "bf16"
 
     # 1. data: the first few tokens of each review
-    policy_path = resolve_model(config.model_name)
+    policy_path = locate_model(config.model_name)
     tokenizer = AutoTokenizer.from_pretrained(policy_path)
     queries = load_sentiment_prompts(config.query_dataset, tokenizer, seed=config.seed)
 

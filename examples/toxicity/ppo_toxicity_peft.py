@@ -91,7 +91,7 @@ def main() -> None:
     from transformers import AutoTokenizer
 
     from trl import AutoModelForCausalLMWithValueHead, LengthSampler, PPOTrainer, set_seed
-    from trl.builtin import resolve_model
+    from trl.builtin import locate_model
     from trl.data.toxicity import load_toxicity_prompts
     from trl.loop import RunRecord, dry_run, judge, make_intrinsic, quantization, toxicity_environment
 
@@ -101,7 +101,7 @@ def main() -> None:
         config.accelerator_kwargs["mixed_precision"] = "bf16"
 
     # 1. data: prompts that lead to toxic text
-    policy_path = resolve_model(config.model_name)
+    policy_path = locate_model(config.model_name)
     tokenizer = AutoTokenizer.from_pretrained(policy_path)
     level = args.prompt_toxicity_level
     queries = load_toxicity_prompts(config.query_dataset, tokenizer, min_toxicity=level, seed=config.seed)

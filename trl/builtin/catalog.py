@@ -271,11 +271,18 @@ def resolve(name: str, *kinds: Kind) -> Path:
 def resolve_model(name: str) -> str:
     """``builtin:X`` → the transformers folder of the prepared model; any other name is returned unchanged.
 
-    Raises ``UnknownBuiltinError`` or ``NotPreparedError``, each with what helps, and ``OSError`` for a name that
-    is neither a folder here nor a model that the hub (or its cache on this disk) gives.
+    Raises ``UnknownBuiltinError`` or ``NotPreparedError``, each with what helps.
+    """
+    return str(resolve(name, "language model", "classifier")) if is_builtin(name) else name
+
+
+def locate_model(name: str) -> str:
+    """`resolve_model`, for a name that will be loaded now: ``OSError`` in one line where nothing is there to load.
+
+    That is a name that is neither a folder here nor a model that the hub (or its cache on this disk) gives.
     """
     if is_builtin(name):
-        return str(resolve(name, "language model", "classifier"))
+        return resolve_model(name)
     if not Path(name).is_dir() and not _on_hub(name):
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
         raise OSError(

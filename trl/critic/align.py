@@ -5,24 +5,23 @@ query + response, and a token is hit when its characters overlap the quote's (se
 Method: "Enhancing Reinforcement Learning with Dense Rewards from Language Model Critic" (EMNLP 2024).
 """
 
-import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from trl.critic.decoders import Range
+from trl.critic.locate import Occurrence, locate
 from trl.critic.template import single_line
 from trl.critic.token_text import token_ranges
-from trl.critic.types import Polarity, Span
+from trl.critic.types import Span
 
 __all__ = ["RewardMode", "SpanRewards", "critic_text", "span_rewards", "token_ranges"]
 
 RewardMode = Literal["each", "spread"]
-_QUOTES = dict.fromkeys("\"'`´‘’‚‛“”„‟«»‹›", "'")
 
 
 @dataclass(frozen=True)
@@ -53,12 +52,6 @@ class SpanRewards:
             texts.append(self.text[max(start, shown) : end])
             shown = max(shown, end)
         return tuple(texts)
-
-
-class _Occurrence(NamedTuple):
-    start: int
-    end: int
-    polarity: Polarity
 
 
 def critic_text(
@@ -105,7 +98,7 @@ def span_rewards(
     text = single_line(raw_text)
     ranges = all_ranges[len(query) :]
 
-    occurrences, matched, unmatched = _locate(spans, text)
+    occurrences, matched, unmatched = locate(spans, text)
     # Longest first, so that what is painted later wins: shorter spans, and negative ones of equal length.
     occurrences.sort(key=lambda found: (found.start - found.end, found.polarity == "negative"))
     holder = [-1] * len(ranges)
@@ -139,7 +132,7 @@ def _as_list(ids: Sequence[int] | Tensor) -> list[int]:
     return [int(i) for i in ids]
 
 
-def _overlap(token: Range, found: _Occurrence) -> bool:
+def _overlap(token: Range, found: Occurrence) -> bool:
     return max(token[0], found.start) < min(token[1], found.end)
 
 
@@ -148,74 +141,3 @@ def _without_leading_space(text: str, token: Range) -> Range:
     while start < end and text[start].isspace():
         start += 1
     return start, end
-
-
-def _locate(spans: Sequence[Span], text: str) -> tuple[list[_Occurrence], int, list[Span]]:
-    """All occurrences of the spans in the text, the number of spans found, and the spans not found."""
-    unique: dict[str, Span] = {}
-    for span in spans:
-        quote = single_line(span.text).strip()
-        known = unique.setdefault(quote, span)
-        if known.polarity == "positive" and span.polarity == "negative":
-            unique[quote] = span
-    occurrences: list[_Occurrence] = []
-    unmatched: list[Span] = []
-    folded = _fold(text)
-    for quote, span in unique.items():
-        found = _find(quote, text, folded)
-        occurrences += [_Occurrence(start, end, span.polarity) for start, end in found]
-        if not found:
-            unmatched.append(span)
-    return occurrences, len(unique) - len(unmatched), unmatched
-
-
-def _find(quote: str, text: str, folded: tuple[str, list[int]]) -> list[Range]:
-    """The quote's occurrences in the text, by the first way that finds any."""
-    folded_text, origin = folded
-    folded_quote = _fold(quote)[0]
-    if not folded_quote:
-        return []
-    for whole_words in (True, False):
-        exact = list(_occurrences(quote, text, whole_words))
-        if exact:
-            return exact
-        loose = _occurrences(folded_quote, folded_text, whole_words)
-        mapped = [(origin[start], origin[end - 1] + 1) for start, end in loose]
-        if mapped:
-            return mapped
-    return []
-
-
-def _occurrences(quote: str, text: str, whole_words: bool) -> Iterator[Range]:
-    start = text.find(quote)
-    while start >= 0:
-        end = start + len(quote)
-        if not whole_words or not (_inside_word(text, start) or _inside_word(text, end)):
-            yield start, end
-        start = text.find(quote, start + 1)
-
-
-def _inside_word(text: str, at: int) -> bool:
-    """Whether the boundary before character ``at`` has word characters on both sides."""
-    return 0 < at < len(text) and _is_word(text[at - 1]) and _is_word(text[at])
-
-
-def _is_word(char: str) -> bool:
-    # Marks belong to words: vowel signs of Indic scripts, combining accents.
-    return char.isalnum() or char == "_" or unicodedata.category(char).startswith("M")
-
-
-def _fold(text: str) -> tuple[str, list[int]]:
-    """Text without differences of case, white space and quotation marks, and each character's origin."""
-    folded: list[str] = []
-    origin: list[int] = []
-    for at, char in enumerate(text):
-        if char.isspace():
-            if folded and folded[-1] == " ":
-                continue
-            new = " "
-        else:
-            new = _QUOTES.get(char) or char.casefold()
-        folded += new  # casefold can give more than one character
-        origin += [at] * len(new)
-    return "".join(folded), origin

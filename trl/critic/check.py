@@ -15,6 +15,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from trl.critic.locate import locate
 from trl.critic.template import single_line
 from trl.critic.types import Critique, CritiqueRequest, Polarity, Span, Style
 from trl.jsonl import DataFileError, Row, dump_line, read_jsonl
@@ -173,9 +174,7 @@ def _label(item: Any, style: str, where: str) -> Span:
 
 def _occurrences(spans: Sequence[Span], text: str) -> tuple[list[tuple[int, int, Polarity]], tuple[Span, ...]]:
     """Where the quotes lie, in the order in which they are painted, and those not found."""
-    from trl.critic.align import _locate  # rewards are placed by it too; its module loads torch
-
-    found, _, unmatched = _locate(spans, single_line(text))
+    found, _, unmatched = locate(spans, single_line(text))
     distinct = sorted(set(found), key=lambda one: (one.start - one.end, one.polarity == "negative", one.start))
     return [(one.start, one.end, one.polarity) for one in distinct], tuple(unmatched)
 

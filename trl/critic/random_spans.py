@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from trl.critic.align import _locate, _Occurrence
+from trl.critic.locate import Occurrence, locate
 from trl.critic.template import single_line
 from trl.critic.types import Critic, Critique, CritiqueRequest, Polarity, Span
 from trl.critic.windows import TextWindows
@@ -53,11 +53,11 @@ class RandomSpanCritic:
         return replace(critique, spans=(*_draw(lengths, text, generator), *idle))
 
 
-def _marks(spans: Sequence[Span], text: TextWindows) -> list[_Occurrence | None]:
+def _marks(spans: Sequence[Span], text: TextWindows) -> list[Occurrence | None]:
     """For each word of the response the occurrence of a quote that decides its reward."""
-    found, _, _ = _locate(spans, single_line(text.text))
+    found, _, _ = locate(spans, single_line(text.text))
     found.sort(key=lambda one: (one.start - one.end, one.polarity == "negative"))  # the last one decides
-    marks: list[_Occurrence | None] = []
+    marks: list[Occurrence | None] = []
     for start, end in text.words[text.first :]:
         over = [one for one in found if max(start, one.start) < min(end, one.end)]
         marks.append(over[-1] if over else None)
