@@ -30,11 +30,11 @@ def score_of(text: str, attribute: str = "TOXICITY") -> float:
     return int.from_bytes(hashlib.sha256(f"{attribute}\n{text}".encode()).digest()[:4]) / 2**32
 
 
-def google_error(status: int, message: str, **headers: str) -> Answer:
+def google_error(status: int, message: str, *, delay: float = 0.0, **headers: str) -> Answer:
     """An error as Google words it. Header names: retry_after=... becomes Retry-After."""
     names = {name.replace("_", "-").title(): value for name, value in headers.items()}
     body = {"error": {"code": status, "message": message, "status": "INVALID_ARGUMENT"}}
-    return Answer(status, json.dumps(body).encode(), names)
+    return Answer(status, json.dumps(body).encode(), names, delay=delay)
 
 
 def analysis(text: str, attributes: list[str], **kwargs: Any) -> Answer:
@@ -65,6 +65,7 @@ class FakePerspective:
         self.too_long: list[int] = []
         self._fault, self._languages, self._delay = fault, set(languages), delay
         self._lock = threading.Lock()
+        self._open = 0
         fake = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -91,6 +92,9 @@ class FakePerspective:
                         fake._count_answer(body)
                 except (BrokenPipeError, ConnectionResetError):
                     self.close_connection = True
+                finally:
+                    with fake._lock:
+                        fake._open -= 1
 
             def log_message(self, format: str, *args: Any) -> None:
                 pass
@@ -104,9 +108,18 @@ class FakePerspective:
         times = sorted(self.times)
         return max(sum(1 for later in times[i:] if later < start + seconds) for i, start in enumerate(times))
 
+    def wait_idle(self, seconds: float = 0.5) -> None:
+        """Return once nothing has been on its way for so long."""
+        quiet_since = time.monotonic()
+        while time.monotonic() - quiet_since < seconds:
+            if self._open:
+                quiet_since = time.monotonic()
+            time.sleep(0.01)
+
     def _answer(self, body: dict[str, Any], key: str, path: str) -> Answer:
         text, attributes = body["comment"]["text"], list(body["requestedAttributes"])
         with self._lock:
+            self._open += 1
             self.requests.append(body)
             self.keys.append(key)
             self.paths.append(path)

@@ -43,6 +43,9 @@ class Answer:
     attempts: int = 0
 
 
+_Arrivals = queue.SimpleQueue[tuple[int, Answer, asyncio.Event] | None]
+
+
 class JsonEndpoint:
     """Posts JSON to one URL over one pool of connections.
 
@@ -96,14 +99,18 @@ class JsonEndpoint:
     def post_each(self, bodies: Iterable[Any]) -> Iterator[tuple[int, Answer]]:
         """Post every body; yields (its position, its answer) as the answers arrive, in any order.
 
+        An answer counts as taken when the next one is asked for, and every place on the wire waits until its last
+        answer is taken: a caller that writes each answer down loses at most ``max_concurrency`` of them to a kill.
         Closing the iterator early stops what has not been sent.
         """
-        arrived: queue.SimpleQueue[tuple[int, Answer] | None] = queue.SimpleQueue()
+        arrived: _Arrivals = queue.SimpleQueue()
         work = asyncio.run_coroutine_threadsafe(self._post_each(bodies, arrived), self._loop)
         work.add_done_callback(lambda _: arrived.put(None))
         try:
             while (item := arrived.get()) is not None:
-                yield item
+                index, answer, taken = item
+                yield index, answer
+                self._loop.call_soon_threadsafe(taken.set)
             work.result()
         finally:
             work.cancel()
@@ -118,12 +125,14 @@ class JsonEndpoint:
             asyncio.run_coroutine_threadsafe(self._client.aclose(), self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
 
-    async def _post_each(self, bodies: Iterable[Any], arrived: "queue.SimpleQueue[tuple[int, Answer] | None]") -> None:
+    async def _post_each(self, bodies: Iterable[Any], arrived: _Arrivals) -> None:
         waiting = iter(enumerate(bodies))
 
         async def worker() -> None:
             for index, body in waiting:
-                arrived.put((index, await self._post(body)))
+                taken = asyncio.Event()
+                arrived.put((index, await self._post(body), taken))
+                await taken.wait()
 
         async with asyncio.TaskGroup() as group:
             for _ in range(self._workers):
