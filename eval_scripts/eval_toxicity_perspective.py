@@ -7,7 +7,8 @@ Perspective scores eight attributes; its service ends on 2026-12-31 and gives ou
 classifier, which runs here: --scorer builtin:toxicity, or any toxicity classifier from the hub or a folder.
 
 Every score is kept in OUTPUT_FILE.scores.jsonl the moment it arrives. The same command continues an interrupted run:
-it asks only for what is not there yet, and for texts that failed for a passing reason.
+it asks only for what is not there yet (so, after a kill, again for what was on its way: at most --num_thread texts)
+and for texts that failed for a passing reason.
 """
 
 import hashlib
