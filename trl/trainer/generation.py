@@ -20,14 +20,17 @@ _PURE: dict[str, Any] = {
     "do_sample": True,
     "repetition_penalty": 1.0,
 }
-_ALSO_BIASING = (
-    "min_length",
-    "min_new_tokens",
-    "typical_p",
-    "no_repeat_ngram_size",
-    "bad_words_ids",
-    "min_p",
-)
+_ALSO_BIASING: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("min_length", "min_new_tokens"), (-1,)),
+    **dict.fromkeys(("typical_p", "num_beams", "guidance_scale", "encoder_repetition_penalty", "top_h"), (1,)),
+    **dict.fromkeys(("no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "min_p"), ()),
+    **dict.fromkeys(("epsilon_cutoff", "eta_cutoff", "exponential_decay_length_penalty"), ()),
+    **dict.fromkeys(("bad_words_ids", "sequence_bias", "suppress_tokens", "begin_suppress_tokens"), ()),
+    **dict.fromkeys(("forced_bos_token_id", "forced_eos_token_id", "logits_processor", "watermarking_config"), ()),
+}
+"""Other settings that change the distribution, with their values that don't (None, 0 and empty never do)."""
+_RESHAPING: dict[str, Any] = {"num_return_sequences": 1, "return_dict_in_generate": False}
+"""Settings under which the result is no longer one sequence of ids per query, with the values that are fine."""
 
 
 def biasing_kwargs(generation_kwargs: dict[str, Any]) -> list[str]:
@@ -35,7 +38,8 @@ def biasing_kwargs(generation_kwargs: dict[str, Any]) -> list[str]:
     changed = [f"{k}={generation_kwargs[k]}" for k, v in _PURE.items() if generation_kwargs.get(k, v) != v]
     # transformers spells "no top-k filter" as 0 or None
     changed = [text for text in changed if text != "top_k=None"]
-    return changed + [f"{k}={generation_kwargs[k]}" for k in _ALSO_BIASING if generation_kwargs.get(k)]
+    others = {k: generation_kwargs[k] for k in _ALSO_BIASING if k in generation_kwargs}
+    return changed + [f"{k}={v}" for k, v in others.items() if v and v not in _ALSO_BIASING[k]]
 
 
 @torch.no_grad()
@@ -59,12 +63,21 @@ def sample(
                 f"queries[{i}] has shape {tuple(query.shape)}: expected a 1-D tensor with at least one token "
                 "(an empty prompt needs the tokenizer's BOS or EOS token)"
             )
-    settings = {**_PURE, "eos_token_id": eos_ids(lm, tokenizer) or None, **generation_kwargs}
-    eos = torch.as_tensor(settings["eos_token_id"] if settings["eos_token_id"] is not None else [])
-    pad = tokenizer.pad_token_id
-    if pad is None:
-        pad = int(eos.reshape(-1)[0]) if eos.numel() else 0
-    settings.setdefault("pad_token_id", pad)
+    for name, usual in _RESHAPING.items():
+        if generation_kwargs.get(name, usual) not in (usual, None):
+            raise ValueError(
+                f"{name}={generation_kwargs[name]}: generate gives one response per query; for several, repeat the "
+                "query"
+            )
+    settings = {**_PURE, "eos_token_id": eos_ids(lm, tokenizer), **generation_kwargs}
+    _check_room(lm, queries, lengths, settings.get("max_new_tokens"))
+    eos = torch.as_tensor([] if settings["eos_token_id"] is None else settings["eos_token_id"]).reshape(-1).long()
+    eos = eos[eos >= 0]  # -1 is the classic way to say "none"
+    settings["eos_token_id"] = eos.tolist() or None
+    pad = settings.setdefault("pad_token_id", tokenizer.pad_token_id)
+    if pad is None or pad >= lm.get_input_embeddings().num_embeddings:  # a token added without an embedding
+        pad = settings["pad_token_id"] = int(eos[0]) if len(eos) else 0
+    stops_early = bool(settings.get("stopping_criteria") or settings.get("stop_strings"))
     responses: list[Tensor] = [torch.empty(0, dtype=torch.long)] * len(queries)
     # similar prompt lengths together, so that little is computed on padding
     order = sorted(range(len(queries)), key=lambda i: len(queries[i]))
@@ -83,7 +96,28 @@ def sample(
             out = lm.generate(input_ids=ids.to(lm.device), attention_mask=mask.to(lm.device), **settings)
         for row, i in enumerate(rows):
             responses[i] = _cut(out[row, width:].cpu(), eos, lengths[i])
+            if stops_early and pad not in eos:  # padding fills up the rows that ended without an end token
+                real = (responses[i] != pad).nonzero()
+                responses[i] = responses[i][: int(real[-1]) + 1 if len(real) else 0]
     return responses
+
+
+def _check_room(lm: Any, queries: Sequence[Tensor], lengths: Sequence[int | None], max_new_tokens: int | None) -> None:
+    new = max([n for n in lengths if n is not None], default=max_new_tokens or 0)
+    limit = context_length(lm)
+    for i, query in enumerate(queries):
+        if limit is not None and len(query) + new > limit:
+            raise ValueError(
+                f"queries[{i}] has {len(query)} tokens: with {new} new ones they exceed the {limit} positions of "
+                f"{type(lm).__name__}; shorten the query from the left, or generate less"
+            )
+
+
+def context_length(lm: Any) -> int | None:
+    """The most tokens that a causal LM (a PreTrainedModel) has positions for; None if it states no limit."""
+    # GPT-2's n_positions answers to this name too
+    limit: int | None = getattr(lm.config.get_text_config(), "max_position_embeddings", None)
+    return limit
 
 
 def _cut(new_tokens: Tensor, eos: Tensor, length: int | None) -> Tensor:
