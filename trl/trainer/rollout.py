@@ -28,7 +28,7 @@ class Sequences:
     """
 
     def __init__(self, queries: Sequence[Tensor], responses: Sequence[Tensor], device: torch.device):
-        self.ids = [torch.cat([q, r]).to(device) for q, r in zip(queries, responses, strict=True)]
+        self.ids = [torch.cat([q.to(device), r.to(device)]) for q, r in zip(queries, responses, strict=True)]
         self.query_lengths = [len(q) for q in queries]
         self.response_lengths = [len(r) for r in responses]
         self.device = device
@@ -44,12 +44,19 @@ class Sequences:
         order = sorted(range(len(self)), key=lambda i: len(self.ids[i]))
         return [order[i : i + size] for i in range(0, len(order), size)]
 
+    def inputs(self, i: int) -> Tensor:
+        """Ids (T_i,) that the models read of sample i: all but the last, but at least one.
+
+        A one-token query with an empty response keeps its token, since models can't run on none.
+        """
+        return self.ids[i][: max(1, len(self.ids[i]) - 1)]
+
     def layout(self, rows: Sequence[int], mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Inputs (b, T), the positions (b, T) whose next token is wanted, and those tokens (M,).
 
         ``mask`` (b, N) chooses response tokens; M is its sum, in row-major order.
         """
-        ids = pad_sequence([self.ids[i][:-1] for i in rows], batch_first=True)
+        ids = pad_sequence([self.inputs(i) for i in rows], batch_first=True)
         positions = torch.zeros_like(ids, dtype=torch.bool)
         labels = []
         for row, i in enumerate(rows):
@@ -102,7 +109,7 @@ class RolloutPasses:
             if trunk is not None:
                 states = self.policy.trunk(ids)
                 for row, i in enumerate(rows):
-                    trunk[i] = states[row, : len(sequences.ids[i]) - 1].clone()
+                    trunk[i] = states[row, : len(sequences.inputs(i))].clone()
             chunk = self._chunk(ids, positions, labels, states)
             for name, tensor in out.items():
                 target = torch.zeros(mask.shape, device=sequences.device)
@@ -161,11 +168,11 @@ def _same_trunk(policy: AutoModelForCausalLMWithValueHead, reference: AutoModelF
 
 
 def _check_finite(tensors: dict[str, Tensor], sequences: Sequences) -> None:
-    for name in ("logprobs", "ref_logprobs", "values"):
+    names = {"logprobs": "policy logits", "ref_logprobs": "reference logits", "values": "values", "kl": "KL"}
+    for name, source in names.items():
         bad = ~tensors[name].isfinite()
         if bad.any():
             sample, token = bad.nonzero()[0].tolist()
-            source = {"logprobs": "policy logits", "ref_logprobs": "reference logits", "values": "values"}[name]
             raise FloatingPointError(
                 f"{source} are not finite at sample {sample}, response token {token} (id "
                 f"{int(sequences.ids[sample][sequences.query_lengths[sample] + token])}); nothing was updated. "
