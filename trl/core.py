@@ -84,7 +84,8 @@ def logprobs_from_logits(logits: Tensor, labels: Tensor) -> Tensor:
 def entropy_from_logits(logits: Tensor) -> Tensor:
     """Entropy in nats of the distributions given by logits (..., V) -> (...), fp32."""
     logprobs = F.log_softmax(logits.float(), dim=-1)
-    return -torch.sum(logprobs.exp() * logprobs, dim=-1)
+    # clamped, since an impossible token (logit -inf) has no entropy, while 0 * -inf is NaN
+    return -torch.sum(logprobs.exp() * logprobs.clamp(min=torch.finfo(logprobs.dtype).min), dim=-1)
 
 
 def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "kl") -> Tensor:
@@ -101,7 +102,8 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, kind: str = "kl") -> Tens
     if kind == "mse":
         return 0.5 * (logprobs - ref_logprobs).square()
     if kind == "full":
-        return F.kl_div(ref_logprobs, logprobs, log_target=True, reduction="none").sum(-1)
+        terms = F.kl_div(ref_logprobs, logprobs, log_target=True, reduction="none")
+        return terms.masked_fill(logprobs == -torch.inf, 0.0).sum(-1)  # where p is 0, so is p log(p/q)
     raise ValueError(f"unknown kl_penalty {kind!r}: expected one of 'kl', 'abs', 'mse', 'full'")
 
 
