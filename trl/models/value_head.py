@@ -157,6 +157,9 @@ class AutoModelForCausalLMWithValueHead(nn.Module, PushToHubMixin):
         if trunk_states is not None:
             if self._split is None:
                 raise RuntimeError("trunk_states need shared layers: see create_reference_model")
+            if torch.is_grad_enabled() and self.base_lm.is_activation_checkpointing:
+                # reentrant checkpointing gives no gradient to blocks none of whose inputs wants one
+                trunk_states = trunk_states.detach().requires_grad_()
             return self._split.top(inputs_embeds=trunk_states, use_cache=False).last_hidden_state
         # embedded here, since some architectures take a pad id in input_ids for a forgotten mask and warn
         embeddings = self.base_lm.get_input_embeddings()(input_ids)
