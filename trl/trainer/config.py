@@ -5,6 +5,18 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+_POSITIVE = (
+    "target",
+    "horizon",
+    "cliprange",
+    "cliprange_value",
+    "target_kl",
+    "ratio_threshold",
+    "max_grad_norm",
+    "score_clip",
+)
+_NOT_NEGATIVE = ("learning_rate", "init_kl_coef", "vf_coef")
+
 
 @dataclass
 class PPOConfig:
@@ -96,7 +108,17 @@ class PPOConfig:
             )
         if self.kl_penalty not in ("kl", "abs", "mse", "full"):
             raise ValueError(f"kl_penalty must be one of kl, abs, mse, full; got {self.kl_penalty!r}")
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            if value is not None and not value > 0:  # also true for NaN
+                raise ValueError(f"PPOConfig.{name} must be positive, got {value}")
+        for name in _NOT_NEGATIVE:
+            if not getattr(self, name) >= 0:
+                raise ValueError(f"PPOConfig.{name} must not be negative, got {getattr(self, name)}")
+        for name in ("gamma", "lam"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"PPOConfig.{name} must be from 0 to 1, got {getattr(self, name)}")
+        if self.log_with not in (None, "wandb", "tensorboard", "trackio"):
+            raise ValueError(f"log_with must be wandb, tensorboard or trackio, got {self.log_with!r}")
         if self.use_score_norm and not self.use_score_scaling:
             raise ValueError("use_score_norm needs use_score_scaling: the mean is subtracted in scaled units")
-        if self.score_clip is not None and self.score_clip <= 0:
-            raise ValueError(f"score_clip must be positive or None, got {self.score_clip}")
