@@ -7,12 +7,12 @@ from pathlib import Path
 
 from trl.chat_session import Reply
 from trl.clients import ChatClient, EndpointAuthError
-from trl.critic.cache import ReplyCache, reply_key
 from trl.critic.fuse import Fuse
 from trl.critic.parse import parse_critique
 from trl.critic.template import PromptTemplate
 from trl.critic.types import Call, CriticGoneError, Critique, CritiqueRequest
 from trl.limits import Budget, RateLimit
+from trl.reply_cache import ReplyCache, reply_key
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from typing import Any
 import openai
 
 from trl.clients import KEY_VARIABLE, EndpointAuthError
-from trl.critic.cache import ReplyCache, reply_key
 from trl.limits import RateLimit
+from trl.reply_cache import ReplyCache, reply_key
 from trl.rewards.endpoint import Answer, JsonEndpoint
 from trl.rewards.perspective import Text, response_text
 

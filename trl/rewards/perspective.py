@@ -21,8 +21,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from trl.clients import EndpointAuthError
-from trl.critic.cache import ReplyCache, reply_key
 from trl.limits import RateLimit
+from trl.reply_cache import ReplyCache, reply_key
 from trl.rewards.endpoint import Answer, JsonEndpoint, public_url
 
 logger = logging.getLogger(__name__)

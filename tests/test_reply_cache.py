@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from tests.fake_openai import Answer, FakeOpenAI, completion, error
-from trl.critic import cache as cache_module
-from trl.critic.cache import FILE, ReplyCache
+from trl import reply_cache as cache_module
 from trl.critic.openai import CriticAuthError, OpenAICritic
 from trl.critic.template import PromptTemplate
 from trl.critic.types import Critique, CritiqueRequest
+from trl.reply_cache import FILE, ReplyCache
 
 GOOD = "[Span 1]: a treat"
 KEY = "sk-test-0123456789abcdef"

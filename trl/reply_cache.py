@@ -72,7 +72,7 @@ class ReplyCache:
             if not self._warned:
                 self._warned = True
                 logger.warning(
-                    "critic cache %s can't be used (%s); going on without it%s",
+                    "reply cache %s can't be used (%s); going on without it%s",
                     self._file,
                     error,
                     " while it is locked" if busy else ". Remove or repair the file for the next run",
