@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from peft import PeftModel
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from torch import Tensor
@@ -21,7 +22,6 @@ from trl.core import merge_rewards
 from trl.critic.align import span_rewards
 from trl.critic.choose import make_critic
 from trl.critic.intrinsic import IntrinsicReward, PendingIntrinsic
-from trl.critic.local import LocalCritic
 from trl.critic.random_spans import RandomSpanCritic
 from trl.critic.self_critique import SelfCritic
 from trl.critic.types import Critic, CriticGoneError, Critique, CritiqueRequest, Style
@@ -29,7 +29,7 @@ from trl.generation import added_text
 from trl.models import AutoModelForCausalLMWithValueHead
 from trl.report.runlog import RunLog
 from trl.rewards import ModerationReward, PerspectiveClient, PerspectiveReward, ToxicityReward
-from trl.run import RunArgs
+from trl.run import RunArgs, ToxicityArgs
 from trl.trainer import PPOTrainer
 
 Reward = Callable[..., Sequence[float | None]]
@@ -46,11 +46,12 @@ def critic_of(
     tokenizer: Any,
     half_precision: bool,
     reward: Reward | None = None,
+    policy: PeftModel | None = None,
 ) -> Critic:
     """The critic that the flags describe; exits with one line where its prompt, limits, key or model are wrong.
 
     ``lm`` and ``tokenizer`` serve the critics in this process that have no model of their own, ``reward``, the
-    environment's, the attribution critic.
+    environment's, the attribution critic. ``policy`` is the PEFT model that ``lm`` is the base of, if it is.
     """
     is_control = args.critic_kind == "random"
     try:
@@ -69,24 +70,24 @@ def critic_of(
         )
     except (EndpointAuthError, ValueError, OSError) as error:
         raise SystemExit(f"error: {error}") from None
+    if policy is not None:
+        critic = SelfCritic(policy, critic)
     return RandomSpanCritic(critic, args.ppo_config.seed) if is_control else critic
 
 
 def make_intrinsic(args: RunArgs, style: Style, trainer: PPOTrainer, lm: Any, reward: Reward) -> IntrinsicReward | None:
     """The critic's token rewards as the flags describe them; None without ``--use_intrinsic_reward``.
 
-    ``lm`` answers where the critic has no model of its own. When it is the base model inside a PEFT policy, it
+    ``lm`` answers where the critic has no model of its own (``args.asks_own_weights``). A PEFT policy's base model
     answers with the adapters off, and the trainer must not run meanwhile.
     """
     if not args.use_intrinsic_reward:
         return None
-    is_self = trainer.policy.is_peft and lm is trainer.policy.base_lm
-    half_precision = trainer.accelerator.mixed_precision == "bf16" and not is_self
-    critic = critic_of(args, style, lm, trainer.tokenizer, half_precision, reward)
-    if is_self and isinstance(critic, LocalCritic) and args.critic_model is None:
-        critic = SelfCritic(trainer.policy.pretrained_model, critic)
+    is_self = trainer.policy.is_peft and args.asks_own_weights
+    half_precision = trainer.accelerator.mixed_precision == "bf16" and not is_self  # no copy of the shared weights
+    policy = trainer.policy.pretrained_model if is_self else None
     return IntrinsicReward(
-        critic,
+        critic_of(args, style, lm, trainer.tokenizer, half_precision, reward, policy),
         trainer.tokenizer,
         style,
         threshold=args.intrinsic_reward_threshold,
@@ -97,16 +98,21 @@ def make_intrinsic(args: RunArgs, style: Style, trainer: PPOTrainer, lm: Any, re
     )
 
 
-def toxicity_environment(args: Any) -> Reward:
-    """The environment of the detoxification scripts, see `trl.run.ToxicityArgs`."""
-    scorer = args.toxicity_scorer or ("perspective" if args.perspective_api else "classifier")
-    if scorer == "classifier":
-        return ToxicityReward(args.ppo_config.reward_model)
-    if scorer == "moderation":
-        return ModerationReward(base_url=args.toxicity_endpoint, cache=args.toxicity_cache)
-    endpoint = {"endpoint": args.toxicity_endpoint} if args.toxicity_endpoint else {}
-    client = PerspectiveClient(args.perspective_api, qps=args.perspective_qps, cache=args.toxicity_cache, **endpoint)
-    return PerspectiveReward(client)
+def toxicity_environment(args: ToxicityArgs) -> Reward:
+    """The environment of the detoxification scripts; exits with one line where its model, key or limits are wrong."""
+    try:
+        match args.scorer_kind:
+            case "classifier":
+                return ToxicityReward(args.environment_name)
+            case "moderation":
+                return ModerationReward(base_url=args.toxicity_endpoint, cache=args.toxicity_cache)
+            case "perspective":
+                settings: dict[str, Any] = {"qps": args.perspective_qps, "cache": args.toxicity_cache}
+                if args.toxicity_endpoint:
+                    settings["endpoint"] = args.toxicity_endpoint
+                return PerspectiveReward(PerspectiveClient(args.perspective_api, **settings))
+    except (EndpointAuthError, ValueError) as error:
+        raise SystemExit(f"error: {error}") from None
 
 
 def quantization(in_8bit: bool, in_4bit: bool) -> dict[str, Any]:
@@ -121,8 +127,15 @@ def quantization(in_8bit: bool, in_4bit: bool) -> dict[str, Any]:
 
 
 def judge(environment: Reward, **columns: Any) -> list[float]:
-    """The environment's scores, with NaN for "no verdict", as `PPOTrainer.step` takes them."""
-    return [math.nan if score is None else float(score) for score in environment(**columns)]
+    """The environment's scores, with NaN for "no verdict", as `PPOTrainer.step` takes them.
+
+    Exits with one line where an endpoint refuses the key.
+    """
+    try:
+        scores = environment(**columns)
+    except EndpointAuthError as error:
+        raise SystemExit(f"error: {error}") from None
+    return [math.nan if score is None else float(score) for score in scores]
 
 
 def dry_run(
@@ -130,9 +143,10 @@ def dry_run(
     model: AutoModelForCausalLMWithValueHead,
     queries: int,
     steps: int,
+    environment: Reward,
     intrinsic: IntrinsicReward | None,
 ) -> None:
-    """Print what a run would do and cost, and ask the critic once."""
+    """Print what a run would do and cost, and ask environment and critic once."""
     config = args.ppo_config
     samples = steps * config.batch_size
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -140,8 +154,11 @@ def dry_run(
     print(f"policy          {config.model_name}: {trained:,} of {total:,} parameters are trained")
     print(f"queries         {queries:,} from {config.query_dataset}")
     print(f"steps           {steps:,} of up to {config.batch_size} samples per process ({samples:,} samples)")
-    print(f"environment     {config.reward_model}")
+    [score] = judge(environment, prompts=["The cast"], completions=[" is wonderful, but the plot is a boring mess."])
+    print(f"environment     {args.environment_name} (a test text scores {score:.3f})")
     print(f"run folder      {args.output_dir}")
+    if math.isnan(score):
+        raise SystemExit("error: the environment gave the test text no score")
     if intrinsic is None:
         print("critic          none (--use_intrinsic_reward adds one)")
         return

@@ -3,6 +3,8 @@
 import itertools
 import json
 import logging
+import math
+import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -20,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 OutputDir = Annotated[str, tyro.conf.arg(aliases=("--model_save_path",))]
 CriticKind = Literal["openai", "local", "score", "lexicon", "attribution", "random", "replay"]
+ToxicityScorerKind = Literal["classifier", "moderation", "perspective"]
 
 
 @dataclass
@@ -93,6 +96,15 @@ class RunArgs:
     dry_run: bool = False
     """Check everything, print the plan, ask the critic once, train nothing."""
 
+    def __post_init__(self) -> None:
+        for name in ("epochs", "steps", "num_shared_layers", "save_freq"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"--{name} must be at least 1, got {value}; leave it out for the default")
+        for name in ("positive_reward_value", "negative_reward_value", "intrinsic_reward_threshold"):
+            if math.isnan(getattr(self, name)):
+                raise ValueError(f"--{name} must be a number, got NaN")
+
     @classmethod
     def builtin(cls) -> Self:
         """The settings of ``--preset builtin``."""
@@ -109,6 +121,17 @@ class RunArgs:
         if self.critic_replay is not None:
             return "replay"
         return "score" if (self.ppo_config.model_name or "").startswith("builtin:") else "openai"
+
+    @property
+    def asks_own_weights(self) -> bool:
+        """Whether the critic, or the one that ``--critic random`` is the control of, has no model of its own."""
+        kind = self.default_critic_kind if self.critic_kind == "random" else self.critic_kind
+        return kind in ("local", "score") and self.critic_model is None
+
+    @property
+    def environment_name(self) -> str:
+        """What gives the environment's scores."""
+        return str(self.ppo_config.reward_model)
 
     @property
     def critic_endpoint(self) -> dict[str, Any]:
@@ -128,21 +151,22 @@ class RunArgs:
 
 
 @dataclass
-class ToxicityArgs:
+class ToxicityArgs(RunArgs):
     """Settings that the detoxification scripts have besides `RunArgs`."""
 
-    intrinsic_reward_threshold: float = 1.0
-    """The critic is asked where the environment's raw score is at or below this."""
+    prompt_file: str = "prompts/prompt_toxicity_3shot_v2.txt"
+    """Few-shot prompt of the critic (openai, local)."""
     prompt_toxicity_level: float = 0.3
     """Train on prompts whose toxicity is above this."""
     output_min_length: int = 10
     """Shortest response in tokens, unless the model ends earlier."""
     output_max_length: int = 20
     """Longest response in tokens."""
-    toxicity_scorer: Literal["classifier", "moderation", "perspective"] | None = None
+    toxicity_scorer: ToxicityScorerKind | None = None
     """The environment: classifier (reward_model's harmless logit), moderation (1 - score of an OpenAI-compatible
     /v1/moderations endpoint), perspective (1 - TOXICITY; Google ends this service on 2026-12-31 and gives no new
-    keys: use classifier or moderation). Default: classifier; perspective with --perspective_api."""
+    keys: use classifier or moderation). Default: classifier; perspective where there is a key, unless the key comes
+    from the environment and reward_model is a builtin: name."""
     perspective_api: str | None = None
     """Key of the Perspective API (or set PERSPECTIVE_API_KEY). The service ends on 2026-12-31."""
     perspective_qps: float = 1.0
@@ -151,6 +175,32 @@ class ToxicityArgs:
     """Another server for the moderation or perspective scorer."""
     toxicity_cache: str | None = None
     """Folder that keeps scores of the moderation or perspective scorer."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.prompt_toxicity_level < 1:
+            raise ValueError(
+                f"prompt_toxicity_level is {self.prompt_toxicity_level}; expected at least 0 and less than 1"
+            )
+        if not 1 <= self.output_min_length <= self.output_max_length:
+            raise ValueError(
+                f"output_min_length is {self.output_min_length} and output_max_length {self.output_max_length}; "
+                "expected 1 <= min <= max"
+            )
+
+    @property
+    def scorer_kind(self) -> ToxicityScorerKind:
+        """The scorer that was chosen, or the default."""
+        if self.toxicity_scorer is not None:
+            return self.toxicity_scorer
+        is_offline = super().environment_name.startswith("builtin:")
+        has_key = self.perspective_api or (os.environ.get("PERSPECTIVE_API_KEY") and not is_offline)
+        return "perspective" if has_key else "classifier"
+
+    @property
+    def environment_name(self) -> str:
+        """What gives the environment's scores."""
+        return super().environment_name if self.scorer_kind == "classifier" else self.scorer_kind
 
 
 T = TypeVar("T", bound=RunArgs)

@@ -47,6 +47,11 @@ class Args(RunArgs):
     max_new_tokens: int = 20
     """Longest response."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.min_new_tokens <= self.max_new_tokens:
+            raise ValueError(f"expected 1 <= min <= max new tokens, got {self.min_new_tokens}, {self.max_new_tokens}")
+
     @classmethod
     def builtin(cls) -> "Args":
         config = replace(
@@ -94,7 +99,7 @@ def main() -> None:
     intrinsic = make_intrinsic(args, "sentiment", trainer, reference.pretrained_model, environment)
     steps = min(args.epochs * len(trainer.dataloader), args.steps or math.inf)
     if args.dry_run:
-        return dry_run(args, model, len(queries), steps, intrinsic)
+        return dry_run(args, model, len(queries), steps, environment, intrinsic)
 
     # 4. the loop: generate -> score -> critique -> merge -> step -> log
     lengths = LengthSampler(args.min_new_tokens, args.max_new_tokens)

@@ -16,7 +16,7 @@ import trl
 if not hasattr(trl, "DISTRIBUTION"):
     raise SystemExit(f"{trl.__file__} is Hugging Face's trl, not relc's: see 'Two packages named trl' in README.md")
 
-from trl.run import OutputDir, RunArgs, ToxicityArgs, parse_args, prepare_output_dir, run_script, start_logging
+from trl.run import OutputDir, ToxicityArgs, parse_args, prepare_output_dir, run_script, start_logging
 from trl.trainer.config import PPOConfig
 
 CONFIG = PPOConfig(
@@ -32,12 +32,10 @@ CONFIG = PPOConfig(
 
 
 @dataclass
-class Args(ToxicityArgs, RunArgs):
+class Args(ToxicityArgs):
     """PPO with critic rewards on toxic prompts."""
 
     ppo_config: tyro.conf.OmitArgPrefixes[PPOConfig] = field(default_factory=lambda: replace(CONFIG))
-    prompt_file: str = "prompts/prompt_toxicity_3shot_v2.txt"
-    """Few-shot prompt of the critic (openai, local)."""
     output_dir: OutputDir = "outputs/toxicity"
 
     @classmethod
@@ -87,7 +85,7 @@ def main() -> None:
     intrinsic = make_intrinsic(args, "toxicity", trainer, reference.pretrained_model, environment)
     steps = min(args.epochs * len(trainer.dataloader), args.steps or math.inf)
     if args.dry_run:
-        return dry_run(args, model, len(queries), steps, intrinsic)
+        return dry_run(args, model, len(queries), steps, environment, intrinsic)
 
     # 4. the loop: generate -> score -> critique -> merge -> step -> log
     lengths = LengthSampler(args.output_min_length, args.output_max_length)

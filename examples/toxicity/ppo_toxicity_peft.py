@@ -19,7 +19,6 @@ if not hasattr(trl, "DISTRIBUTION"):
 from trl.run import (
     CriticKind,
     OutputDir,
-    RunArgs,
     ToxicityArgs,
     parse_args,
     prepare_output_dir,
@@ -41,12 +40,10 @@ CONFIG = PPOConfig(
 
 
 @dataclass
-class Args(ToxicityArgs, RunArgs):
+class Args(ToxicityArgs):
     """PPO with LoRA and self-critique on toxic prompts."""
 
     ppo_config: tyro.conf.OmitArgPrefixes[PPOConfig] = field(default_factory=lambda: replace(CONFIG))
-    prompt_file: str = "prompts/prompt_toxicity_3shot_v2.txt"
-    """Few-shot prompt of the critic (openai, local)."""
     output_dir: OutputDir = "outputs/toxicity_peft"
     lora_r: int = 16
     """Rank of the adapters."""
@@ -85,6 +82,8 @@ class Args(ToxicityArgs, RunArgs):
 def main() -> None:
     args = parse_args(Args)
     config = args.ppo_config
+    if args.num_shared_layers is not None:
+        raise SystemExit("error: --num_shared_layers is not for LoRA: base and reference share every weight already")
 
     from datasets import Dataset
     from peft import LoraConfig
@@ -115,7 +114,10 @@ def main() -> None:
         task_type="CAUSAL_LM",
     )
     quantized = quantization(args.load_in_8bit, args.load_in_4bit)
-    model = AutoModelForCausalLMWithValueHead.from_pretrained(policy_path, peft_config=lora, **quantized)
+    try:
+        model = AutoModelForCausalLMWithValueHead.from_pretrained(policy_path, peft_config=lora, **quantized)
+    except ValueError as error:  # such as target modules that this model does not have
+        raise SystemExit(f"error: {error}") from None
     trainer = PPOTrainer(config, model, tokenizer=tokenizer, dataset=Dataset.from_list(queries))
     environment = toxicity_environment(args)
 
@@ -123,7 +125,7 @@ def main() -> None:
     intrinsic = make_intrinsic(args, "toxicity", trainer, model.base_lm, environment)
     steps = min(args.epochs * len(trainer.dataloader), args.steps or math.inf)
     if args.dry_run:
-        return dry_run(args, model, len(queries), steps, intrinsic)
+        return dry_run(args, model, len(queries), steps, environment, intrinsic)
 
     # 4. the loop: generate -> score -> critique -> merge -> step -> log
     lengths = LengthSampler(args.output_min_length, args.output_max_length)
@@ -134,7 +136,7 @@ def main() -> None:
             texts = record.decode(batch["input_ids"], responses)
             scores = judge(environment, prompts=batch["query"], completions=texts)
             pending = intrinsic.submit(batch["input_ids"], responses, scores) if intrinsic else None
-            if pending:
+            if pending and args.asks_own_weights:
                 pending.result()  # critic and policy are one model: the trainer's passes must wait
             rewards = record.merged(scores, pending)
             stats = trainer.step(batch["input_ids"], responses, rewards, scores_are_scaled=True)
