@@ -67,7 +67,7 @@ def read_jsonl(path: str | Path) -> list[Row]:
 def _parse(line: bytes, where: str) -> Row:
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataFileError(f"{where}: expected one JSON object per line, got {line[:60]!r} ({error})") from error
     if not isinstance(row, dict):
         raise DataFileError(f"{where}: expected a JSON object, got {type(row).__name__}")
@@ -80,18 +80,24 @@ def read_prompts(path: str | Path, *, with_generations: bool = False) -> list[Ro
     if not rows:
         raise DataFileError(f"{path}: expected at least one row, the file is empty")
     for number, row in enumerate(rows, start=1):
-        match row:
-            case {"prompt": {"text": str()}} if not with_generations:
-                continue
-            case {"prompt": {"text": str()}, "generations": list(items)} if all(map(_has_text, items)):
-                continue
+        items = row.get("generations") if with_generations else []
+        if _has_text(row.get("prompt")) and isinstance(items, list) and all(map(_has_text, items)):
+            continue
         wanted = '{"prompt": {"text": "…"}' + (', "generations": [{"text": "…"}, …]}' if with_generations else "}")
-        raise DataFileError(f"{path}, row {number}: expected {wanted}, got {dump_line(row)[:120]}")
+        got = dump_line(row)[:120].encode(errors="backslashreplace").decode()
+        raise DataFileError(f"{path}, row {number}: expected {wanted} of whole characters, got {got}")
     return rows
 
 
 def _has_text(item: Any) -> bool:
-    return isinstance(item, dict) and isinstance(item.get("text"), str)
+    return isinstance(item, dict) and is_text(item.get("text"))
+
+
+def is_text(value: Any) -> bool:
+    """Whether ``value`` is a string of whole characters; JSON can hold halves of some (lone surrogates)."""
+    if not isinstance(value, str):
+        return False
+    return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def open_for_append(path: Path) -> TextIO:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl.builtin import is_builtin, resolve
-from trl.jsonl import DataFileError, read_jsonl
+from trl.jsonl import DataFileError, is_text, read_jsonl
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -92,14 +92,16 @@ def _read_csv(path: Path) -> list[dict[str, Any]]:
 
 def _text(row: dict[str, Any], where: str) -> str:
     text = row.get("text")
-    if not isinstance(text, str):
-        raise DataFileError(f"{where}: expected a string called text, got {text!r} among {', '.join(row)}")
-    return text
+    if not is_text(text):
+        given = f"{text!r:.80} among {', '.join(map(str, row))}"
+        raise DataFileError(f"{where}: expected a string called text, of whole characters, got {given}")
+    return str(text)
 
 
 def _read_dataset(name: str, path: Path, split: str) -> list[str]:
     """From the hub, a copy of a hub repository, or a folder that ``save_to_disk`` wrote."""
     from datasets import DatasetDict, load_dataset, load_from_disk
+    from datasets.exceptions import DatasetsError
 
     try:
         if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
@@ -107,7 +109,7 @@ def _read_dataset(name: str, path: Path, split: str) -> list[str]:
             data = saved[split] if isinstance(saved, DatasetDict) else saved
         else:
             data = load_dataset(name, split=split)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, DatasetsError) as error:
         reason = (str(error).strip() or type(error).__name__).split("\n")[0]
         raise DataFileError(
             f"cannot load the split {split!r} of {name!r} ({reason}); give a data set on the hub (needs network), "
