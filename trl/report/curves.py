@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from trl.jsonl import DataFileError
 from trl.report.runlog import Run
 
 PANELS: dict[str, tuple[str, str]] = {
@@ -148,7 +149,7 @@ def save_figure(runs: Sequence[Run], path: str | Path) -> Path:
 
     keys = [key for key in FIGURE_PANELS if any(len(run.series(key)[0]) >= 2 for run in runs)][:4]
     if not keys:
-        raise ValueError(f"nothing to plot: no run logged two steps of {', '.join(FIGURE_PANELS)}")
+        raise DataFileError(f"nothing to plot: no run logged two steps of {', '.join(FIGURE_PANELS)}")
     columns = 1 if len(keys) == 1 else 2
     style: dict[Any, Any] = {
         "font.size": 10,

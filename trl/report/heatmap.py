@@ -7,6 +7,7 @@ in the HTML page, is doubled by solid and dashed underlines.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+from unicodedata import category
 
 import numpy as np
 from rich.console import Console
@@ -19,6 +20,7 @@ MEASURES: dict[Measure, str] = {
     "value": "Value",
     "advantage": "Advantage",
 }
+_BIDIRECTIONAL = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 POSITIVE_RGB = (0x21, 0x7A, 0xC4)
 NEGATIVE_RGB = (0xD9, 0x5F, 0x02)
 
@@ -85,7 +87,9 @@ def print_heatmap(
 
 
 def _visible(text: str) -> str:
-    return text.replace("\r", "").replace("\n", "↵").replace("\t", " ")
+    text = text.replace("\r", "").replace("\n", "↵").replace("\t", " ")
+    # a terminal obeys control characters, and bidirectional ones move the text that follows
+    return "".join("�" if category(c) == "Cc" or c in _BIDIRECTIONAL else c for c in text)
 
 
 def _background(position: float) -> str:

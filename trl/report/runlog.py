@@ -6,7 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from trl.jsonl import Row, cut_torn_line, dump_line, open_for_append, read_jsonl
+from trl.jsonl import DataFileError, Row, cut_torn_line, dump_line, open_for_append, read_jsonl
 
 METRICS_FILE = "metrics.jsonl"
 SAMPLES_FILE = "samples.jsonl"
@@ -74,11 +74,19 @@ def load_run(folder: str | Path) -> Run:
     paths = [folder / METRICS_FILE, folder / SAMPLES_FILE]
     if not any(path.exists() for path in paths):
         raise FileNotFoundError(f"{folder} is no run folder: it has neither {METRICS_FILE} nor {SAMPLES_FILE}")
-    metrics, samples = (_without_repeats(read_jsonl(path)) if path.exists() else [] for path in paths)
+    metrics, samples = (_without_repeats(_steps(path)) if path.exists() else [] for path in paths)
     merged: dict[int, Row] = {}
     for row in metrics:
         merged.setdefault(row["step"], {}).update(row)
     return Run(folder.resolve().name, list(merged.values()), samples)
+
+
+def _steps(path: Path) -> list[Row]:
+    rows = read_jsonl(path)
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row.get("step"), int):
+            raise DataFileError(f"{path}, row {number}: expected a whole number called step, got {dump_line(row)[:80]}")
+    return rows
 
 
 def _without_repeats(rows: Sequence[Row]) -> list[Row]:

@@ -30,7 +30,10 @@ class EvaluationTable:
     def __post_init__(self) -> None:
         for row in self.rows:
             if len(row) != len(self.columns):
-                raise ValueError(f"expected {len(self.columns)} cells ({self.columns}), got {len(row)}: {row}")
+                raise DataFileError(f"expected {len(self.columns)} cells ({self.columns}), got {len(row)}: {row}")
+            for cell in row:
+                if not isinstance(cell, str | int | float | None):
+                    raise DataFileError(f"expected text or a number in every cell, got {cell!r} in {row}")
 
     @classmethod
     def from_file(cls, path: str | Path) -> "EvaluationTable":
