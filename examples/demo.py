@@ -15,7 +15,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import tyro
 
@@ -45,7 +45,7 @@ class Args:
     """Where both models, metrics, samples, table, curves and report go; an earlier demo there is replaced."""
     steps: int = 50
     """PPO steps per arm."""
-    critic: str = "score"
+    critic: Literal["score", "lexicon"] = "score"
     """The second arm's critic: score (the model's own initial weights rate word windows) or lexicon."""
     seed: int = 0
     """Seed of both arms and of the evaluation."""
@@ -55,6 +55,11 @@ class Args:
     """Continuations per held-out prompt."""
     bf16: bool = True
     """Train with bf16 mixed precision."""
+
+    def __post_init__(self) -> None:
+        for name, least in {"steps": 2, "eval_prompts": 1, "eval_returns": 1}.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"--{name} must be at least {least}, got {getattr(self, name)}")
 
 
 def run(*command: str | Path) -> str:
