@@ -4,7 +4,6 @@ import itertools
 import json
 import logging
 import math
-import math
 import os
 import shutil
 import sys
@@ -96,15 +95,6 @@ class RunArgs:
     """Replace an earlier run in output_dir."""
     dry_run: bool = False
     """Check everything, print the plan, ask the critic once, train nothing."""
-
-    def __post_init__(self) -> None:
-        for name in ("epochs", "steps", "num_shared_layers", "save_freq"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"--{name} must be at least 1, got {value}; leave it out for the default")
-        for name in ("positive_reward_value", "negative_reward_value", "intrinsic_reward_threshold"):
-            if math.isnan(getattr(self, name)):
-                raise ValueError(f"--{name} must be a number, got NaN")
 
     def __post_init__(self) -> None:
         for name in ("epochs", "steps", "num_shared_layers", "save_freq"):

@@ -52,11 +52,6 @@ class Args(RunArgs):
         if not 1 <= self.min_new_tokens <= self.max_new_tokens:
             raise ValueError(f"expected 1 <= min <= max new tokens, got {self.min_new_tokens}, {self.max_new_tokens}")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 1 <= self.min_new_tokens <= self.max_new_tokens:
-            raise ValueError(f"expected 1 <= min <= max new tokens, got {self.min_new_tokens}, {self.max_new_tokens}")
-
     @classmethod
     def builtin(cls) -> "Args":
         config = replace(
