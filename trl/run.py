@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -271,7 +272,9 @@ def prepare_output_dir(args: RunArgs, is_main: bool = True) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     recorded = {name: value for name, value in asdict(args).items() if name != "perspective_api"}
     settings = {"command": ["python", *_without_keys(sys.argv)], "args": recorded}
-    (folder / "run.json").write_text(json.dumps(settings, indent=2) + "\n")
+    # a password in a URL of an endpoint (https://user:password@host) stays out too
+    text = re.sub(r"//[^/\s\"@]+@", "//***@", json.dumps(settings, indent=2))
+    (folder / "run.json").write_text(text + "\n")
     return folder
 
 
