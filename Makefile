@@ -1,4 +1,5 @@
 # make demo   the main job on a fresh machine, offline after the install
+# make demo-toxicity   the same for detoxification
 # make test   the tests;  make lint   format, lint, types
 PYTHON ?= python3
 VENV ?= .venv
@@ -8,10 +9,13 @@ TORCH := torch>=2.4,<2.14
 # waiting OpenMP threads that spin slow a busy machine 5 to 20 times; must be set before torch starts
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: demo test lint install prepare
+.PHONY: demo demo-toxicity test lint install prepare
 
 demo: prepare
 	$(BIN)/python examples/demo.py
+
+demo-toxicity: prepare
+	$(BIN)/python examples/demo.py --task toxicity
 
 test: prepare
 	$(BIN)/python -m pytest -q
