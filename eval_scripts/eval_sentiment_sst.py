@@ -48,9 +48,8 @@ class Args:
 
 def main(args: Args) -> None:
     # 1. prompts, model, classifiers
-    from trl.rewards.classifiers import load_classifier
-
     from trl.generation import Sampling, batch_seed, load_causal_lm, sample_continuations
+    from trl.rewards.classifiers import load_classifier
 
     if not args.classifier_path:
         sys.exit("error: --classifier_path needs at least one name")

@@ -242,9 +242,7 @@ def test_a_masked_token_inside_takes_no_discount(seed: int, keep: list[bool]) ->
     kept = torch.tensor(keep)
     rewards, values = torch.randn(2, 1, len(keep), generator=torch.Generator().manual_seed(seed))
     junk = torch.full_like(rewards, GARBAGE)
-    got, got_returns = gae(
-        torch.where(kept, rewards, junk), torch.where(kept, values, -junk), kept[None], 0.9, 0.8
-    )
+    got, got_returns = gae(torch.where(kept, rewards, junk), torch.where(kept, values, -junk), kept[None], 0.9, 0.8)
     short = kept.sum().item()
     expected, expected_returns = gae(rewards[:, kept], values[:, kept], torch.ones(1, short), 0.9, 0.8)
     torch.testing.assert_close(got[:, kept], expected)
@@ -332,9 +330,7 @@ def random_case(seed: int, sizes: list[int], width: int, fill: float) -> dict[st
 
 
 @given(st.integers(0, 10**6), lengths, st.integers(0, 3), st.sampled_from([GARBAGE, -GARBAGE, 80.0]))
-def test_padding_never_changes_loss_or_gradients(
-    seed: int, sizes: list[int], extra: int, fill: float
-) -> None:
+def test_padding_never_changes_loss_or_gradients(seed: int, sizes: list[int], extra: int, fill: float) -> None:
     width = max(sizes)
     bare, padded = random_case(seed, sizes, width, 0.0), random_case(seed, sizes, width + extra, fill)
     padded["logprobs"][~padded["mask"].bool()] *= -1  # a ratio of exp(±2e6): overflow or zero
@@ -356,10 +352,7 @@ def test_slices_over_one_token_count_add_up_to_the_whole_batch(seed: int, sizes:
     case = random_case(seed, sizes, max(sizes), 0.0)
     whole, _ = ppo_loss(**case)
     tokens = float(sum(sizes))
-    parts = [
-        ppo_loss(**{k: v[i : i + 1] for k, v in case.items()}, num_tokens=tokens)[0]
-        for i in range(len(sizes))
-    ]
+    parts = [ppo_loss(**{k: v[i : i + 1] for k, v in case.items()}, num_tokens=tokens)[0] for i in range(len(sizes))]
     torch.testing.assert_close(torch.stack(parts).sum(), whole, atol=1e-5, rtol=1e-5)
 
 
