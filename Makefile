@@ -15,7 +15,7 @@ demo: prepare
 	$(BIN)/python examples/demo.py
 
 demo-toxicity: prepare
-	$(BIN)/python examples/demo.py --task toxicity
+	$(BIN)/python examples/demo.py --task toxicity --eval_prompts 40 --eval_returns 8
 
 test: prepare
 	$(BIN)/python -m pytest -q

@@ -51,9 +51,9 @@ class Args:
     """The second arm's critic: score (the model's own initial weights rate word windows) or lexicon."""
     seed: int = 0
     """Seed of both arms and of the evaluation."""
-    eval_prompts: int = 40
+    eval_prompts: int = 60
     """Held-out prompts."""
-    eval_returns: int = 8
+    eval_returns: int = 4
     """Continuations per held-out prompt."""
     bf16: bool = True
     """Train with bf16 mixed precision."""
