@@ -1,5 +1,6 @@
 """An endpoint that misbehaves in every way: what it costs a batch, what it costs a run, and where the key is not."""
 
+import contextlib
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ import torch
 
 from tests.critic.toy_tokenizers import tokenizer_of
 from tests.fake_openai import Answer, FakeOpenAI, completion, error
+from trl.builtin import resolve_model
 from trl.critic.intrinsic import IntrinsicReward
 from trl.critic.openai import CriticAuthError, OpenAICritic
 from trl.critic.template import PromptTemplate
@@ -315,11 +317,37 @@ def test_a_parameter_that_stays_refused_is_a_failure(template: PromptTemplate) -
 # --- a real server with a real model
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """URL and model name of a tiny random model behind ``transformers serve``."""
+@contextlib.contextmanager
+def serving(model: Path, log_file: Path) -> Iterator[tuple[str, str]]:
+    """URL and model name of a model folder behind ``transformers serve``."""
     pytest.importorskip("fastapi", reason="needs transformers[serving]")
     pytest.importorskip("uvicorn", reason="needs transformers[serving]")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    # the console script's function: the script itself need not be on PATH
+    start = "from transformers.cli.transformers import main; main()"
+    where = ["--device", "cpu", "--host", "127.0.0.1", "--port", str(port)]
+    command = [sys.executable, "-c", start, "serve", str(model), *where]
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    with log_file.open("w") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+    try:
+        for _ in range(600):
+            time.sleep(0.1)
+            assert process.poll() is None, log_file.read_text()[-2000:]
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+        yield f"http://127.0.0.1:{port}/v1", str(model)
+    finally:
+        process.terminate()
+        process.wait(timeout=20)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """A tiny random model, served."""
     from tests.tiny import tiny_llama, tiny_tokenizer
 
     folder = tmp_path_factory.mktemp("served")
@@ -327,27 +355,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]
     tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     tiny_llama(layers=1).save_pretrained(folder / "model")
     tokenizer.save_pretrained(folder / "model")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    # the console script's function: the script itself need not be on PATH
-    start = "from transformers.cli.transformers import main; main()"
-    where = ["--device", "cpu", "--host", "127.0.0.1", "--port", str(port)]
-    command = [sys.executable, "-c", start, "serve", str(folder / "model"), *where]
-    environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-    try:
-        for _ in range(600):
-            time.sleep(0.1)
-            assert process.poll() is None, (folder / "log").read_text()[-2000:]
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-        yield f"http://127.0.0.1:{port}/v1", str(folder / "model")
-    finally:
-        process.terminate()
-        process.wait(timeout=20)
+    with serving(folder / "model", folder / "log") as address:
+        yield address
 
 
 def test_a_real_server(template: PromptTemplate, served: tuple[str, str], tmp_path: Path) -> None:
@@ -365,3 +374,17 @@ def test_a_real_server(template: PromptTemplate, served: tuple[str, str], tmp_pa
     assert call.tokens_in > 10
     assert 0 < call.tokens_out <= 5
     assert [c.reply for c in critic.critique(asked)] == [c.reply for c in critiques]
+
+
+@pytest.mark.builtin
+def test_the_built_in_model_behind_a_real_server(tmp_path: Path) -> None:
+    """The shipped prompt, a real chat model and the real client: words arrive, and the whole way runs."""
+    template = PromptTemplate.from_file("prompts/prompt_sentiment_3shot_v2.txt", style="sentiment")
+    text = "The cast is wonderful, but the plot is a boring mess."
+    with serving(Path(resolve_model("builtin:smollm2")), tmp_path / "log") as (url, model):
+        critic = OpenAICritic(template, model, base_url=url, max_tokens=24, timeout=120, deadline=240)
+        [critique] = critic.critique([CritiqueRequest(text)])
+    assert critique.status in ("ok", "none", "unparsable")
+    assert critique.reply
+    assert critique.call is not None
+    assert critique.call.tokens_in > 200  # the shots and the text
