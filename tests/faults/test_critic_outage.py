@@ -50,7 +50,7 @@ def test_a_run_bears_outages_and_stops_with_its_model_when_the_critic_is_gone(
 ) -> None:
     out = tmp_path / "run"
     with Outage(out) as server:
-        flags = endpoint(server, "--critic_deadline", "0.6", "--critic_fuse_seconds", "0.5", "--epochs", "9")
+        flags = endpoint(server, "--critic_deadline", "2", "--critic_fuse_seconds", "0.5", "--epochs", "9")
         flags += ["--critic_prices", "1", "2", "--critic_cache", str(tmp_path / "cache"), "--save_freq", "100"]
         done = launch(SCRIPT, *published(names, out), *flags, check=False)
     assert done.returncode == 1, done.stderr[-3000:]

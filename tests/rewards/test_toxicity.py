@@ -110,7 +110,7 @@ def test_wrong_arguments(folder: str, tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(ValueError, match="kind is 'odds'"):
         ToxicityReward(folder, kind="odds")  # type: ignore[arg-type]
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(OSError, match=r"missing.* is neither a local folder nor found on the hub") as error:
+    with pytest.raises(OSError, match=r"missing.*give a sequence-classification model") as error:
         ToxicityReward(str(tmp_path / "missing"))
     assert "\n" not in str(error.value)
     monkeypatch.setenv("RELC_HOME", str(tmp_path))
