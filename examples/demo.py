@@ -1,7 +1,6 @@
 """The main job in one command: PPO, and PPO with critic rewards, on real models with no network.
 
-    python examples/demo.py                   (or: make demo, which also installs and prepares)
-    python examples/demo.py --task toxicity   (or: make demo-toxicity)
+    python examples/demo.py [--task toxicity]   (or: make demo, make demo-toxicity, which install and prepare too)
 
 Trains twice on one of the built-in tasks with the same seed and budget, evaluates base model, PPO and PPO + critic on
 held-out prompts, and writes OUTPUT_DIR/{ppo,ppo_critic}/, evaluation.json, curves.png and report.html.
@@ -138,6 +137,7 @@ def train(args: Args, arm: str, folder: Path) -> dict[str, Any]:
     """Train one arm as a user would; returns what that took: KL at the end, the critic's calls, minutes."""
     started, task = time.perf_counter(), TASKS[args.task]
     command = ["-m", "accelerate.commands.launch", "--num_processes=1", "--num_machines=1", "--dynamo_backend=no"]
+    command += [f"--num_cpu_threads_per_process={os.cpu_count()}"]  # accelerate's default is 1
     command += ["--mixed_precision=bf16" if args.bf16 else "--mixed_precision=no", *task.script, "--preset=builtin"]
     command += [f"--steps={args.steps}", f"--seed={args.seed}", f"--output_dir={folder}", "--overwrite"]
     critic = ["--use_intrinsic_reward", f"--critic={args.critic}", *task.critic] if arm == "ppo_critic" else []

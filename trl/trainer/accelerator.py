@@ -1,12 +1,15 @@
 """The one place where an `accelerate.Accelerator` is made, with the choices that CPU runs need."""
 
 import importlib.util
+import logging
 import os
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, ProjectConfiguration
+
+logger = logging.getLogger(__name__)
 
 
 def make_accelerator(
@@ -32,4 +35,18 @@ def make_accelerator(
             kwargs["kwargs_handlers"] = [InitProcessGroupKwargs(backend="gloo")]
         else:
             kwargs["cpu"] = True
+        _warn_of_idle_cores()
     return Accelerator(**{**kwargs, **(accelerator_kwargs or {})})
+
+
+def _warn_of_idle_cores() -> None:
+    """`accelerate launch` quietly gives each process one thread unless it is told otherwise."""
+    launched = "ACCELERATE_MIXED_PRECISION" in os.environ and os.environ.get("LOCAL_RANK", "0") == "0"
+    cores = (os.cpu_count() or 1) // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if launched and os.environ.get("OMP_NUM_THREADS") == "1" and cores > 1:
+        logger.warning(
+            "torch uses 1 of %d cores here, accelerate's default; `accelerate launch --num_cpu_threads_per_process %d` "
+            "uses them all",
+            cores,
+            cores,
+        )
