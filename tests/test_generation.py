@@ -6,7 +6,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from tests.test_metrics import byte_level_tokenizer, tiny_gpt2
+from trl.critic.generate import greedy_replies
 from trl.generation import Sampling, batch_seed, sample_continuations
+from trl.trainer.generation import sample
 
 PROMPTS = ["the film", "I", "the plot was dull and the acting"]
 
@@ -129,3 +131,21 @@ def test_what_cannot_work_is_refused() -> None:
         sample_continuations(model, tokenizer, [""], Sampling(), seed=0)
     with pytest.raises(ValueError, match="64 positions"):
         sample_continuations(model, tokenizer, ["x" * 60], Sampling(), seed=0)
+
+
+def test_the_head_never_reads_a_tensor_for_which_its_weights_are_copied() -> None:
+    """torch.matmul folds the batch into rows only where the tensor allows it, and else copies the weights per row."""
+    tokenizer = byte_level_tokenizer()
+    model = tiny_gpt2(len(tokenizer))
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    seen: list[tuple[torch.Size, bool]] = []
+    model.lm_head.register_forward_hook(
+        lambda _, inputs, output: seen.append((inputs[0].shape, inputs[0].is_contiguous()))
+    )
+    sample_continuations(model, tokenizer, PROMPTS, Sampling(max_new_tokens=3, min_new_tokens=3), seed=0)
+    queries = [torch.tensor(tokenizer(prompt)["input_ids"]) for prompt in PROMPTS]
+    sample(model, tokenizer, queries, [3, 3, 3], 8, {})
+    greedy_replies(model, tokenizer, PROMPTS, style="toxicity", max_new_tokens=3, batch_size=8)
+    assert len(seen) == 9
+    assert all(shape == (3, 1, model.config.n_embd) and whole for shape, whole in seen)
+    assert not model.lm_head._forward_pre_hooks

@@ -101,7 +101,12 @@ def sample_continuations(
         **({"top_k": sampling.top_k, "top_p": sampling.top_p, "temperature": 1.0} if sampling.do_sample else {}),
     )
     devices = [model.device] if model.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices), torch.inference_mode(), neutral_defaults(model):
+    with (
+        torch.random.fork_rng(devices=devices),
+        torch.inference_mode(),
+        neutral_defaults(model),
+        whole_head_input(model),
+    ):
         torch.manual_seed(seed)
         output = cast(GenerationMixin, model).generate(
             input_ids=input_ids.to(model.device),
@@ -149,6 +154,22 @@ def neutral_defaults(model: "PreTrainedModel") -> "Iterator[None]":
         yield
     finally:
         model.generation_config = own
+
+
+@contextmanager
+def whole_head_input(model: "PreTrainedModel") -> "Iterator[None]":
+    """Within, the LM head reads hidden states without gaps in memory.
+
+    For a batch's prompts ``generate`` projects the last position only, a slice (B, 1, D) with gaps, and for such a
+    tensor torch.matmul copies the head's weights B times: 3.6 GB, and half of the time of 20 tokens, for 32 prompts
+    and SmolLM2's vocabulary.
+    """
+    head = cast(torch.nn.Module, model.get_output_embeddings())
+    hook = head.register_forward_pre_hook(lambda _, inputs: tuple(each.contiguous() for each in inputs))
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _until(tokens: list[int], eos: Sequence[int]) -> list[int]:

@@ -15,6 +15,7 @@ from transformers import (
 
 from trl.critic.template import STOP
 from trl.critic.types import Style
+from trl.generation import whole_head_input
 
 _NEGATIVE_HEADER = re.compile(r"^.*\bnegative\b[^\n]*span[^\n]*$", re.IGNORECASE | re.MULTILINE)
 _BLANK_LINE = re.compile(r"\S[^\S\n]*\n[^\S\n]*\n")
@@ -102,13 +103,14 @@ def _generate(
     for i, row in enumerate(rows):
         ids[i, length - len(row) :] = torch.tensor(row)
         mask[i, length - len(row) :] = 1
-    output: Tensor = model.generate(  # type: ignore[operator]
-        input_ids=ids.to(model.device),
-        attention_mask=mask.to(model.device),
-        generation_config=GenerationConfig(
-            do_sample=False, max_new_tokens=max_new_tokens, pad_token_id=pad, eos_token_id=end
-        ),
-        stopping_criteria=StoppingCriteriaList([_ReplyEnded(tokenizer, length, style)]),
-    )
+    with whole_head_input(model):
+        output: Tensor = model.generate(  # type: ignore[operator]
+            input_ids=ids.to(model.device),
+            attention_mask=mask.to(model.device),
+            generation_config=GenerationConfig(
+                do_sample=False, max_new_tokens=max_new_tokens, pad_token_id=pad, eos_token_id=end
+            ),
+            stopping_criteria=StoppingCriteriaList([_ReplyEnded(tokenizer, length, style)]),
+        )
     texts = tokenizer.batch_decode(output[:, length:], skip_special_tokens=True)
     return [text if (cut := cut_reply(text, style)) is None else cut for text in texts]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from trl.generation import eos_ids, neutral_defaults
+from trl.generation import eos_ids, neutral_defaults, whole_head_input
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ def sample(
         wanted = [n for i in rows if (n := lengths[i]) is not None]
         if wanted:
             settings["max_new_tokens"] = max(wanted)
-        with neutral_defaults(lm):
+        with neutral_defaults(lm), whole_head_input(lm):
             out = lm.generate(input_ids=ids.to(lm.device), attention_mask=mask.to(lm.device), **settings)
         for row, i in enumerate(rows):
             responses[i] = _cut(out[row, width:].cpu(), eos, lengths[i])
