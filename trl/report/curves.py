@@ -14,7 +14,7 @@ PANELS: dict[str, tuple[str, str]] = {
     "objective/score": ("Environment reward", "mean over the batch's responses"),
     "objective/kl": ("KL from the reference model", "nats per response"),
     "objective/intrinsic": ("Intrinsic reward", "mean, from the critic's spans"),
-    "critic/hit_rate": ("Span match rate", "share of the critic's quotes found in the text"),
+    "critic/hit_rate": ("Critic hit rate", "share of the critiqued responses with a quoted span"),
     "eval/score": ("Held-out reward", "mean on prompts not trained on"),
     "eval/share_positive": ("Share positive", "of held-out continuations, by the evaluator"),
     "objective/entropy": ("Policy entropy", "nats per token"),
