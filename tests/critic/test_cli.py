@@ -189,12 +189,6 @@ def test_check_stops_when_nothing_answers_and_when_styles_do_not_fit() -> None:
 
 @pytest.mark.builtin
 def test_try_with_the_built_in_model_scores_words() -> None:
-    from trl.builtin import NotPreparedError, resolve_model
-
-    try:
-        resolve_model("builtin:smollm2")
-    except NotPreparedError as missing:
-        pytest.skip(str(missing))
     args = ["--critic", "score", "--style", "toxicity", "--text", "Shut up, you stupid idiot"]
     shown = sections(run("try", *args).stdout)
     assert "[-" in shown["Text"] and "idiot" in shown["Spans"]

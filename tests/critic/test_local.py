@@ -353,12 +353,9 @@ def _overfit(model: PreTrainedModel, ids: list[int]) -> PreTrainedModel:
 
 @pytest.fixture(scope="module")
 def smollm2() -> LocalCritic:
-    from trl.builtin import NotPreparedError, resolve_model
+    from trl.builtin import resolve_model
 
-    try:
-        path = resolve_model("builtin:smollm2")
-    except NotPreparedError as error:
-        pytest.skip(str(error))
+    path = resolve_model("builtin:smollm2")
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     template = PromptTemplate.from_file(ROOT / "prompts/score_sentiment.txt", style="sentiment")
     return LocalCritic(template, model, AutoTokenizer.from_pretrained(path), "score", dtype=torch.bfloat16)
