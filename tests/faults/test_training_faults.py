@@ -340,7 +340,7 @@ def test_a_tracker_that_is_not_installed_is_an_error():
 
 
 SCHEDULED = """
-import json, torch
+import json, pathlib, sys, torch
 from tests.trainer.test_ppo import BATCH, SCORES, tiny_llama, tiny_tokenizer
 from trl import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
 model = AutoModelForCausalLMWithValueHead.from_pretrained(tiny_llama())
@@ -349,18 +349,22 @@ schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + st
 config = PPOConfig(batch_size=8, mini_batch_size=8, ppo_epochs=1)
 trainer = PPOTrainer(config, model, tokenizer=tiny_tokenizer(), optimizer=optimizer, lr_scheduler=schedule)
 rates = [trainer.step(*BATCH, SCORES)["ppo/learning_rate"] for _ in range(2)]
-print(json.dumps(rates), flush=True)
+pathlib.Path(sys.argv[1], f"{trainer.accelerator.process_index}.json").write_text(json.dumps(rates))
 trainer.accelerator.end_training()
 """
 
 
-def test_the_learning_rate_schedule_does_not_depend_on_the_number_of_processes():
+def test_the_learning_rate_schedule_does_not_depend_on_the_number_of_processes(tmp_path):
     """accelerate steps a scheduler that it prepared once per process."""
     launch = ["-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", "--no-python", sys.executable]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
     done = subprocess.run(
-        [sys.executable, *launch, "-c", SCHEDULED], env=environment, capture_output=True, text=True, timeout=300
+        [sys.executable, *launch, "-c", SCHEDULED, str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    rates = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    rates = [json.loads(file.read_text()) for file in tmp_path.iterdir()]
     assert rates == [pytest.approx([1 / 2, 1 / 3])] * 2

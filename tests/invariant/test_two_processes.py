@@ -12,22 +12,27 @@ ROOT = Path(__file__).resolve().parents[2]
 WORKER = str(Path(__file__).with_name("two_process_worker.py"))
 
 
-def run(*command: str) -> list[dict]:
+def run(results: Path, *command: str) -> list[dict]:
+    """What each process wrote: files, since two processes' lines may run together in one pipe."""
+    results.mkdir()
     environment = os.environ | {
         "PYTHONPATH": str(ROOT),
         "OMP_WAIT_POLICY": "PASSIVE",
         "OMP_NUM_THREADS": "1",
         "ACCELERATE_USE_CPU": "true",
     }
-    done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [sys.executable, *command, str(results)], env=environment, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr[-3000:]
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return [json.loads(file.read_text()) for file in sorted(results.iterdir())]
 
 
 @pytest.mark.parametrize("shared", ["0", "2"])
-def test_two_processes_equal_one(shared):
-    [alone] = run(WORKER, shared)
-    pair = run("-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", WORKER, shared)
+def test_two_processes_equal_one(shared, tmp_path):
+    [alone] = run(tmp_path / "alone", WORKER, shared)
+    launcher = ("-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone")
+    pair = run(tmp_path / "pair", *launcher, WORKER, shared)
     assert [result["world"] for result in pair] == [2, 2]
     assert pair[0]["weights"] == pair[1]["weights"]
     assert pair[0]["weights"] == pytest.approx(alone["weights"], rel=1e-6)

@@ -1,8 +1,9 @@
-"""One process of a run of two PPO steps on a fixed global batch of eight; prints what must not depend on the split."""
+"""One process of a run of two PPO steps on a fixed global batch of eight; writes down what must not depend on the split."""
 
 import json
 import os
 import sys
+from pathlib import Path
 
 from tests.tiny import tiny_llama
 from tests.trainer.test_ppo import BATCH, SCORES, make_trainer
@@ -17,5 +18,6 @@ for _ in range(2):
     stats = trainer.step(queries[mine], responses[mine], SCORES[mine])
 weights = [float(w.double().abs().sum()) for w in trainer.policy.state_dict().values()]
 kept = {name: value for name, value in stats.items() if not name.startswith("time/")}
-print(json.dumps({"world": accelerator.num_processes, "weights": weights, "stats": kept}), flush=True)
+result = {"world": accelerator.num_processes, "weights": weights, "stats": kept}
+Path(sys.argv[2], f"{accelerator.process_index}.json").write_text(json.dumps(result))
 accelerator.end_training()
