@@ -1,4 +1,4 @@
-"""One process of a run of two PPO steps on a fixed global batch of eight; writes down what must not depend on the split."""
+"""One process of two PPO steps on a fixed global batch of eight; writes what must not depend on the split to a file."""
 
 import json
 import os
