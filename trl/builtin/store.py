@@ -26,6 +26,13 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def sha256_of_folder(path: Path, pattern: str) -> str:
+    """Hex SHA-256 of what ``sha256sum`` lists for the files of a folder that match ``pattern``, sorted by name."""
+    files = sorted((file.relative_to(path).as_posix(), file) for file in path.glob(pattern) if file.is_file())
+    listing = "".join(f"{sha256_of(file)}  {name}\n" for name, file in files)
+    return hashlib.sha256(listing.encode()).hexdigest()
+
+
 @contextmanager
 def locked(item: Item, on_wait: Waiting) -> Iterator[None]:
     """Hold the item's lock across processes; ``on_wait`` is called once if another process holds it."""
