@@ -43,7 +43,8 @@ def test_the_prompt_is_the_body_without_headline_and_lead() -> None:
     row = to_row(found)
     assert row["label"] == LEAD
     # 28 words each: three whole sentences are within 90 words, four are not
-    assert row["document"] == " ".join(sentences[:3]) and row["prompt"]X
+    assert row["document"] == " ".join(sentences[:3])
+    assert row["prompt"] == row["document"] + "\n\nTL;DR:"
 
 
 def test_quotation_marks_and_white_space_are_made_one() -> None:
