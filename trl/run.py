@@ -50,7 +50,8 @@ class RunArgs:
     """Who quotes the spans: openai (any OpenAI-compatible endpoint), local (a causal LM that writes), score (a
     causal LM that rates word windows), lexicon (a word list, a cheap stand-in for an LLM), attribution (the words
     that the environment's own reward depends on), random (the default critic's spans in random places, the control),
-    replay (a recording). Default: openai; score when the policy is a builtin: model; replay with --critic_replay."""
+    replay (a recording). Default: openai; when the policy is a builtin: model score, for summaries attribution;
+    replay with --critic_replay."""
     critic_replay: str | None = None
     """Recorded critiques to answer from: the critiques.jsonl of an earlier run, or a file made by hand."""
     critic_model: str | None = None
@@ -151,6 +152,12 @@ class RunArgs:
         }
 
 
+def check_lengths(shortest: int, longest: int) -> None:
+    """Raise ValueError where no response can have a length from ``shortest`` to ``longest`` tokens."""
+    if not 1 <= shortest <= longest:
+        raise ValueError(f"output_min_length is {shortest} and output_max_length {longest}; expected 1 <= min <= max")
+
+
 @dataclass
 class ToxicityArgs(RunArgs):
     """Settings that the detoxification scripts have besides `RunArgs`."""
@@ -183,11 +190,7 @@ class ToxicityArgs(RunArgs):
             raise ValueError(
                 f"prompt_toxicity_level is {self.prompt_toxicity_level}; expected at least 0 and less than 1"
             )
-        if not 1 <= self.output_min_length <= self.output_max_length:
-            raise ValueError(
-                f"output_min_length is {self.output_min_length} and output_max_length {self.output_max_length}; "
-                "expected 1 <= min <= max"
-            )
+        check_lengths(self.output_min_length, self.output_max_length)
 
     @property
     def scorer_kind(self) -> ToxicityScorerKind:
