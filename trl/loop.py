@@ -24,7 +24,7 @@ from trl.critic.choose import make_critic
 from trl.critic.intrinsic import IntrinsicReward, PendingIntrinsic
 from trl.critic.random_spans import RandomSpanCritic
 from trl.critic.self_critique import SelfCritic
-from trl.critic.types import Critic, CriticGoneError, Critique, CritiqueRequest, Style
+from trl.critic.types import Critic, CriticGoneError, Critique, Style
 from trl.generation import added_text
 from trl.models import AutoModelForCausalLMWithValueHead
 from trl.report.runlog import RunLog
@@ -75,8 +75,17 @@ def critic_of(
     return RandomSpanCritic(critic, args.ppo_config.seed) if is_control else critic
 
 
-def make_intrinsic(args: RunArgs, style: Style, trainer: PPOTrainer, lm: Any, reward: Reward) -> IntrinsicReward | None:
+def make_intrinsic(
+    args: RunArgs,
+    style: Style,
+    trainer: PPOTrainer,
+    lm: Any,
+    reward: Reward,
+    score_bounds: tuple[float, float] | None = None,
+) -> IntrinsicReward | None:
     """The critic's token rewards as the flags describe them; None without ``--use_intrinsic_reward``.
+
+    ``score_bounds``: the scores that a critic of summaries is shown as 0 and 10.
 
     ``lm`` answers where the critic has no model of its own (``args.asks_own_weights``). A PEFT policy's base model
     answers with the adapters off, and the trainer must not run meanwhile.
@@ -94,6 +103,7 @@ def make_intrinsic(args: RunArgs, style: Style, trainer: PPOTrainer, lm: Any, re
         positive_value=args.positive_reward_value,
         negative_value=args.negative_reward_value,
         mode=args.reward_mode,
+        score_bounds=score_bounds,
         log_path=Path(args.output_dir) / "critiques.jsonl",
     )
 
@@ -145,8 +155,12 @@ def dry_run(
     steps: int,
     environment: Reward,
     intrinsic: IntrinsicReward | None,
+    sample: tuple[str, str] = ("The cast", " is wonderful, but the plot is a boring mess."),
 ) -> None:
-    """Print what a run would do and cost, and ask environment and critic once."""
+    """Print what a run would do and cost, and ask environment and critic once, about ``sample``.
+
+    ``sample``: prompt and response; in the summary tasks a document of the data and a summary of it.
+    """
     config = args.ppo_config
     samples = steps * config.batch_size
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -154,7 +168,8 @@ def dry_run(
     print(f"policy          {config.model_name}: {trained:,} of {total:,} parameters are trained")
     print(f"queries         {queries:,} from {config.query_dataset}")
     print(f"steps           {steps:,} of up to {config.batch_size} samples per process ({samples:,} samples)")
-    [score] = judge(environment, prompts=["The cast"], completions=[" is wonderful, but the plot is a boring mess."])
+    prompt, response = sample
+    [score] = judge(environment, prompts=[prompt], completions=[response])
     print(f"environment     {args.environment_name} (a test text scores {score:.3f})")
     print(f"run folder      {args.output_dir}")
     if math.isnan(score):
@@ -166,7 +181,7 @@ def dry_run(
     if args.critic_replay is not None:  # it knows the texts of its recording, not one to test with
         print(f"recording       {args.critic_replay}")
         return
-    [answer] = intrinsic.critic.critique([CritiqueRequest("The cast is wonderful, but the plot is a boring mess.")])
+    [answer] = intrinsic.critic.critique([intrinsic.request(prompt, response, score)])
     spans = ", ".join(f"{span.polarity}: {span.text!r}" for span in answer.spans) or "no spans"
     print(f"test request    {answer.status} ({spans}){' ' + answer.error if answer.error else ''}")
     if answer.status == "failed":

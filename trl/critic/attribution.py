@@ -26,15 +26,18 @@ class AttributionCritic:
 
     A word's effect is the reward of the whole text less the reward without that word. Words whose effect is at
     least ``margin`` times the root mean square of the response's effects are quoted, positive where leaving them
-    out lowers the reward; in the styles that mark flaws only (toxicity, summary) the positive ones are not.
-    Neighbours of one sign make one span. A quote marks every occurrence of its text, so a word that occurs
-    several times has the mean effect of its occurrences.
+    out lowers the reward. Neighbours of one sign make one span. A quote marks every occurrence of its text, so a
+    word that occurs several times has the mean effect of its occurrences.
+
+    In the styles that mark flaws only (toxicity, summary) a positive effect counts as 0: it is not quoted, and hides
+    no flaw by its size. In ROUGE, a word of the human summary adds several times what any other word takes.
 
     The reward sees the text before the response as the prompt, or the document where the request has one
     (summaries). One that needs other columns (a reference, say) must find them by these. All texts of a batch go
     to it in one call, equal ones once: about one per word of each response.
 
-    Blind to redundancy: where several words say the same, the reward needs none of them.
+    Blind to redundancy: where several words say the same, the reward needs none of them. And blind where the reward
+    needs no word at all, such as a ROUGE of 0: a summary is then not called flawless but left without a critique.
 
     A dense-reward baseline to compare critics with. Source: Li, Monroe & Jurafsky, "Understanding Neural Networks
     through Representation Erasure", 2016.
@@ -55,7 +58,7 @@ class AttributionCritic:
         self._reward, self._style, self._margin = reward, style, margin
 
     def critique(self, requests: Sequence[CritiqueRequest]) -> list[Critique]:
-        """One critique per request, in order; "failed" where the reward has no verdict on the whole text."""
+        """One critique per request, in order; "failed" where the reward has no verdict on the text or its words."""
         texts = [TextWindows.of(request, size=1) for request in requests]
         effects = leave_one_out(self._reward, requests, [text.words[text.first :] for text in texts])
         return [self._critique(text, effect) for text, effect in zip(texts, effects, strict=True)]
@@ -63,9 +66,12 @@ class AttributionCritic:
     def _critique(self, text: TextWindows, effects: list[float] | None) -> Critique:
         if effects is None:
             return Critique((), "failed", error="the reward function has no verdict on this text")
-        spans = text.spans(_in_units_of_their_size(_mean_per_word(text, effects)), self._margin * (1 - 1e-9))
+        if self._style == "summary" and effects and not any(effects):
+            return Critique((), "failed", error="no word of this summary changes its reward")
+        effects = _mean_per_word(text, effects)
         if self._style != "sentiment":
-            spans = [span for span in spans if span.polarity == "negative"]
+            effects = [min(effect, 0.0) for effect in effects]
+        spans = text.spans(_in_units_of_their_size(effects), self._margin * (1 - 1e-9))
         return Critique(tuple(spans), "ok" if spans else "none")
 
 

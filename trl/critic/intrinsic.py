@@ -68,6 +68,8 @@ class IntrinsicReward:
         positive_value: reward of a good token.
         negative_value: reward of a bad token (usually negative).
         mode: "each" or "spread", see :func:`trl.critic.span_rewards`.
+        score_bounds: scores that the critic is shown as 0 and 10 (the summary style shows it a score out of 10);
+            linear between them, cut off beyond. None: shown as they are.
         log_path: file that keeps every critique with its request and rewards, see :class:`trl.critic.log.CritiqueLog`.
     """
 
@@ -81,6 +83,7 @@ class IntrinsicReward:
         positive_value: float,
         negative_value: float,
         mode: RewardMode = "each",
+        score_bounds: tuple[float, float] | None = None,
         log_path: str | Path | None = None,
     ) -> None:
         if style not in get_args(Style):
@@ -89,7 +92,10 @@ class IntrinsicReward:
             raise ValueError(f"mode is {mode!r}; expected one of {', '.join(get_args(RewardMode))}")
         if math.isnan(threshold):
             raise ValueError("threshold is NaN; expected the highest score that is critiqued")
+        if score_bounds is not None and not score_bounds[0] < score_bounds[1]:
+            raise ValueError(f"score_bounds is {score_bounds}; expected the lower bound first")
         self.critic, self._style, self._threshold, self._mode = critic, style, threshold, mode
+        self._bounds = score_bounds
         # A copy: fast tokenizers raise "Already borrowed" when two threads use one.
         self._tokenizer = copy.deepcopy(tokenizer)
         self._positive, self._negative = positive_value, negative_value
@@ -133,6 +139,19 @@ class IntrinsicReward:
         """In the summary style the query is the document, which the critic is shown apart."""
         return [] if self._style == "summary" else query.tolist()
 
+    def request(self, prompt: str, response: str, score: float) -> CritiqueRequest:
+        """What the critic is asked about a response to a prompt; in the summary style, about a document's summary."""
+        if self._style == "summary":
+            return CritiqueRequest(response, document=prompt, score=self._shown_score(score))
+        return CritiqueRequest(prompt + response, score=self._shown_score(score), start=len(prompt))
+
+    def _shown_score(self, score: float) -> float:
+        """An environment score as the critic is shown it."""
+        if self._bounds is None:
+            return score
+        low, high = self._bounds
+        return 10 * (min(max(score, low), high) - low) / (high - low)
+
     def _work(
         self,
         queries: list[list[int]],
@@ -169,7 +188,7 @@ class IntrinsicReward:
         shown = [start for start, end in unmarked.ranges if start < end]
         if not shown or not unmarked.text[shown[0] :].strip():
             return None
-        return CritiqueRequest(unmarked.text, document=document, score=score, start=shown[0])
+        return CritiqueRequest(unmarked.text, document=document, score=self._shown_score(score), start=shown[0])
 
     def _place(self, critique: Critique, query: list[int], response: list[int]) -> SpanRewards:
         def place(positive_value: float) -> SpanRewards:
