@@ -74,8 +74,14 @@ def _layout(lm: nn.Module) -> _Layout:
 
 
 def body_of(lm: PreTrainedModel) -> PreTrainedModel:
-    """The module whose forward maps token ids to final hidden states, for an architecture that splits."""
-    return cast(PreTrainedModel, lm.get_submodule(_layout(lm).body))
+    """The module whose forward maps token ids to final hidden states, for an architecture that splits.
+
+    ``lm`` may also be a model without an LM head (what ``AutoModel`` loads).
+    """
+    path = _layout(lm).body
+    if lm.base_model is lm:  # the first part of the path is where a causal LM keeps it
+        path = path.partition(".")[2]
+    return cast(PreTrainedModel, lm.get_submodule(path))
 
 
 def _blocks(lm: PreTrainedModel) -> nn.ModuleList:

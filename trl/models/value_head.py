@@ -59,7 +59,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module, PushToHubMixin):
         self.v_head.to(pretrained_model.device)
         self.num_shared_layers = 0
         self._split: TrunkSplit | None = None
-        _switch_dropout_off(pretrained_model)
+        switch_dropout_off(pretrained_model)
 
     @classmethod
     def from_pretrained(
@@ -79,7 +79,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module, PushToHubMixin):
             lm, source = name_or_model, None
         else:
             source = str(name_or_model)
-            lm = _load_lm(source, dtype or torch.float32, hf_kwargs)
+            lm = load_lm(source, dtype or torch.float32, hf_kwargs)
         if peft_config is not None:
             lm = cast(PeftModel, get_peft_model(cast(PreTrainedModel, lm), peft_config))
         model = cls(lm)
@@ -187,8 +187,8 @@ class AutoModelForCausalLMWithValueHead(nn.Module, PushToHubMixin):
         save_file(head, Path(save_directory) / VALUE_HEAD_FILE, metadata={"format": "pt"})
 
 
-def _load_lm(source: str, dtype: torch.dtype, hf_kwargs: dict[str, Any]) -> PreTrainedModel | PeftModel:
-    if _file(source, "adapter_config.json", hf_kwargs) is None:
+def load_lm(source: str, dtype: torch.dtype, hf_kwargs: dict[str, Any]) -> PreTrainedModel | PeftModel:
+    if find_file(source, "adapter_config.json", hf_kwargs) is None:
         return AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **hf_kwargs)
     base = PeftConfig.from_pretrained(source).base_model_name_or_path
     if base is None:
@@ -197,7 +197,7 @@ def _load_lm(source: str, dtype: torch.dtype, hf_kwargs: dict[str, Any]) -> PreT
     return PeftModel.from_pretrained(lm, source, is_trainable=True)
 
 
-def _switch_dropout_off(lm: nn.Module) -> None:
+def switch_dropout_off(lm: nn.Module) -> None:
     """Zero every dropout probability except LoRA's: PPO's ratio compares two passes of one policy.
 
     The modules stay in train mode, which gradient checkpointing needs. Besides `nn.Dropout`, architectures
@@ -217,7 +217,7 @@ _HUB_KWARGS = {"subfolder", "revision", "cache_dir", "token", "local_files_only"
 """Those of `from_pretrained`'s arguments that say where a file is."""
 
 
-def _file(source: str, name: str, hf_kwargs: dict[str, Any]) -> str | None:
+def find_file(source: str, name: str, hf_kwargs: dict[str, Any]) -> str | None:
     """Path of one file of a local folder or hub repository, None where there is none."""
     return cached_file(
         source,
@@ -231,29 +231,29 @@ def _file(source: str, name: str, hf_kwargs: dict[str, Any]) -> str | None:
 
 def _find_value_head(source: str, hf_kwargs: dict[str, Any]) -> dict[str, Tensor] | None:
     """The value head's weights from our own file, or from ``v_head.*`` keys in (sharded) model files."""
-    own = _file(source, VALUE_HEAD_FILE, hf_kwargs)
+    own = find_file(source, VALUE_HEAD_FILE, hf_kwargs)
     if own is not None:
-        return _read_prefixed(own, "")
+        return read_prefixed(own, "")
     for single, index in (
         ("model.safetensors", "model.safetensors.index.json"),
         ("pytorch_model.bin", "pytorch_model.bin.index.json"),
     ):
-        index_path = _file(source, index, hf_kwargs)
+        index_path = find_file(source, index, hf_kwargs)
         if index_path is not None:
             weight_map = json.loads(Path(index_path).read_text())["weight_map"]
             names = sorted({shard for key, shard in weight_map.items() if key.startswith(_PREFIX)})
         else:
             names = [single]
         state: dict[str, Tensor] = {}
-        for path in (_file(source, name, hf_kwargs) for name in names):
+        for path in (find_file(source, name, hf_kwargs) for name in names):
             if path is not None:
-                state |= _read_prefixed(path, _PREFIX)
+                state |= read_prefixed(path, _PREFIX)
         if state:
             return state
     return None
 
 
-def _read_prefixed(path: str, prefix: str) -> dict[str, Tensor]:
+def read_prefixed(path: str, prefix: str) -> dict[str, Tensor]:
     """Tensors of one checkpoint file whose keys start with ``prefix``, which is cut off."""
     if path.endswith(".safetensors"):
         with safe_open(path, framework="pt") as file:
