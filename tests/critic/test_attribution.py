@@ -79,6 +79,24 @@ def test_flaw_styles_quote_flaws_only(style: Any) -> None:
     assert spans_of("It is", " wonderful, then over", style=style) == []
 
 
+@pytest.mark.parametrize("style", ["toxicity", "summary"])
+def test_merits_hide_no_flaw(style: Any) -> None:
+    """As in ROUGE, where a word that is found adds several times what one that is not takes."""
+    reward = WordCount({"good": 2.0, "good2": 2.0, "good3": 2.0, "meh": -0.3})
+    assert spans_of("", "good good2 good3 meh", reward, style=style) == [("meh", "negative")]
+    assert ("meh", "negative") not in spans_of("", "good good2 good3 meh", reward)
+
+
+def test_no_effect_at_all_is_no_praise_of_a_summary() -> None:
+    """A ROUGE of 0 has no word that could lower it."""
+    request = CritiqueRequest("nothing in common", document="The post")
+    (critique,) = AttributionCritic(WordCount(), "summary").critique([request])
+    assert (critique.status, critique.spans) == ("failed", ())
+    assert critique.error is not None and "no word" in critique.error
+    (critique,) = AttributionCritic(WordCount(), "toxicity").critique([request])
+    assert critique.status == "none"
+
+
 def test_margin_is_free_of_the_rewards_unit() -> None:
     for unit in (0.01, 1, 1000):
         reward = WordCount({word: value * unit for word, value in WORTH.items()})

@@ -221,6 +221,34 @@ def test_summary_shows_the_response_alone_with_its_document() -> None:
         reward.submit([ids_of("x")], [ids_of("y")], [0.0])
 
 
+@pytest.mark.parametrize(
+    ("bounds", "score", "shown"),
+    [
+        (None, 31.8, 31.8),
+        ((0.0, 100.0), 31.8, 3.18),
+        ((0.0, 100.0), 100.0, 10.0),
+        ((-2.0, 3.0), 0.5, 5.0),
+        ((-2.0, 3.0), -7.0, 0.0),
+        ((-2.0, 3.0), 8.0, 10.0),
+    ],
+)
+def test_score_out_of_ten(bounds: tuple[float, float] | None, score: float, shown: float) -> None:
+    """The threshold and the training see the score as it is."""
+    critic = Recorded(Critique((), "none"))
+    values = {"threshold": score, "positive_value": 0.5, "negative_value": -1.0}
+    reward = IntrinsicReward(critic, TOKENIZER, "summary", score_bounds=bounds, **values)  # type: ignore[arg-type]
+    reward.submit([ids_of("x")] * 2, [ids_of(" y")] * 2, [score, score + 0.1], ["A", "B"]).result()
+    assert critic.asked == [CritiqueRequest(" y", document="A", score=pytest.approx(shown))]  # type: ignore[arg-type]
+    assert reward.request("A", " y", score) == critic.asked[0]
+
+
+def test_wrong_score_bounds() -> None:
+    with pytest.raises(ValueError, match="lower bound first"):
+        IntrinsicReward(
+            Recorded(), TOKENIZER, "summary", threshold=1, positive_value=0, negative_value=-1, score_bounds=(1.0, 1.0)
+        )
+
+
 @pytest.mark.parametrize("case", [json.loads(line) for line in ALIGN_CASES.read_text().splitlines()])
 def test_shared_alignment_cases(case: dict) -> None:
     """The policy's tokenizer may have no single token for a case's piece: then all its tokens are hit or none."""

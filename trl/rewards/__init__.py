@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from trl.rewards.classifiers import TextClassifier, load_classifier
     from trl.rewards.moderation import ModerationReward
     from trl.rewards.perspective import PerspectiveClient, PerspectiveReward
+    from trl.rewards.rouge import RougeReward
     from trl.rewards.sentiment import SentimentReward
     from trl.rewards.toxicity import ToxicityReward, load_toxicity_scorer
 
@@ -17,6 +18,7 @@ _HOME = {
     "ModerationReward": "trl.rewards.moderation",
     "PerspectiveClient": "trl.rewards.perspective",
     "PerspectiveReward": "trl.rewards.perspective",
+    "RougeReward": "trl.rewards.rouge",
     "SentimentReward": "trl.rewards.sentiment",
     "TextClassifier": "trl.rewards.classifiers",
     "ToxicityReward": "trl.rewards.toxicity",
@@ -27,6 +29,7 @@ __all__ = [
     "ModerationReward",
     "PerspectiveClient",
     "PerspectiveReward",
+    "RougeReward",
     "SentimentReward",
     "TextClassifier",
     "ToxicityReward",
