@@ -48,16 +48,21 @@ def read_jsonl(path: str | Path) -> list[Row]:
 
     Raises DataFileError with file and line number when a complete line is not a JSON object.
     """
+    return [row for _, row in read_numbered(path)]
+
+
+def read_numbered(path: str | Path) -> list[tuple[int, Row]]:
+    """`read_jsonl` with the number of each row's line (blank lines count), for messages about the row."""
     content = Path(path).read_bytes()
     *lines, rest = content.split(b"\n")
-    rows: list[Row] = []
+    rows: list[tuple[int, Row]] = []
     for number, line in enumerate(lines, start=1):
         if line.strip():
-            rows.append(_parse(line, f"{path}, line {number}"))
+            rows.append((number, _parse(line, f"{path}, line {number}")))
     if rest.strip():
         # Hand-made files often lack the last newline: keep the line if it is whole.
         try:
-            rows.append(_parse(rest, f"{path}, last line"))
+            rows.append((len(lines) + 1, _parse(rest, f"{path}, last line")))
         except DataFileError:
             if not rest.lstrip().startswith(b"{"):
                 raise

@@ -40,11 +40,8 @@ def test_the_prompt_is_the_body_without_headline_and_lead() -> None:
     text = f"Too many fish\n\n{LEAD}\n\n{sentences[0]}  {sentences[1]}\n\nA HEADING\n\n{' '.join(sentences[2:])}\n"
     found = parse(text)
     assert found is not None and found.fits
-    row = to_row(found)
-    assert row["label"] == LEAD
     # 28 words each: three whole sentences are within 90 words, four are not
-    assert row["document"] == " ".join(sentences[:3])
-    assert row["prompt"] == row["document"] + "\n\nTL;DR:"
+    assert to_row(found) == {"prompt": " ".join(sentences[:3]) + "\n\nTL;DR:", "label": LEAD}
 
 
 def test_quotation_marks_and_white_space_are_made_one() -> None:
@@ -151,9 +148,9 @@ def test_the_real_articles() -> None:
     }
     assert {name: len(part) for name, part in rows.items()} == {"train": 1551, "valid": 228, "test": 177}
     every = [row for part in rows.values() for row in part]
-    assert all(len({row[key] for row in every}) == len(every) for key in ("label", "document"))
+    assert all(len({row[key] for row in every}) == len(every) for key in ("label", "prompt"))
     for row in every:
-        assert row["prompt"] == row["document"] + "\n\nTL;DR:"
-        assert 50 <= len(row["document"].split()) <= 90 and 8 <= len(row["label"].split()) <= 30
-        assert row["label"] not in row["document"] and row["label"].endswith(".")
-        assert not {"\ufffd", "Â", "â"} & set(row["document"] + row["label"]) and "  " not in row["document"]
+        document = row["prompt"].removesuffix("\n\nTL;DR:")
+        assert document != row["prompt"] and 50 <= len(document.split()) <= 90 and 8 <= len(row["label"].split()) <= 30
+        assert row["label"] not in document and row["label"].endswith(".")
+        assert not {"\ufffd", "Â", "â"} & set(document + row["label"]) and "  " not in document

@@ -121,7 +121,7 @@ def test_one_file_has_no_other_split(folder: Path) -> None:
 
 def test_wrong_files_say_what_is_wrong(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "fine"}\n{"review": "no"}\n')
-    with pytest.raises(DataFileError, match=r"row 2: expected a string called text.*review"):
+    with pytest.raises(DataFileError, match=r"line 2: expected a string called text.*review"):
         load_texts(str(tmp_path / "a.jsonl"), "train")
     (tmp_path / "b.txt").write_text("x")
     with pytest.raises(DataFileError, match=r"\.jsonl or \.csv"):

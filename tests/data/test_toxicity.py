@@ -106,7 +106,7 @@ def test_all_sources_read_alike(
 )
 def test_a_bad_row_is_named(tmp_path: Path, tokenizer: PreTrainedTokenizerBase, bad: dict[str, Any]) -> None:
     path = save(tmp_path / "p.jsonl", [ROWS[50], bad])
-    with pytest.raises(DataFileError, match=r'p\.jsonl, row 2: expected \{"prompt": \{"text"'):
+    with pytest.raises(DataFileError, match=r'p\.jsonl, line 2: expected \{"prompt": \{"text"'):
         load_toxicity_prompts(str(path), tokenizer)
 
 

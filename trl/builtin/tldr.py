@@ -3,9 +3,8 @@
 A BBC article opens with one sentence that sums it up, written by its journalist. That sentence is the reference
 summary here; the prompt is what follows it, cut to the whole sentences of at most ``MAX_WORDS`` words, so that PPO on
 two CPU cores can afford it. The headline is in neither: it says what the lead says. Rows of ``train.jsonl``,
-``valid.jsonl`` and ``test.jsonl`` are ``{"prompt", "label", "document"}``: the prompt ends in "TL;DR:", the document is
-the same text without that ending. Labels often name what the document only alludes to ("the 27-year-old winger"), so
-no summary of it can reach a perfect ROUGE score.
+``valid.jsonl`` and ``test.jsonl`` are ``{"prompt", "label"}``; a prompt ends in "TL;DR:". Labels often name what the
+prompt only alludes to ("the 27-year-old winger"), so no summary of it can reach a perfect ROUGE score.
 
 The articles (2004 and 2005; Greene and Cunningham, ICML 2006) come as one text file each: headline, lead, body.
 Versions of one story share sentences; they are put into the same split.
@@ -82,7 +81,7 @@ def _decode(path: Path) -> str:
 
 def to_row(article: Article) -> dict[str, str]:
     """The article as a row of the data set."""
-    return {"prompt": article.document + END, "label": article.lead, "document": article.document}
+    return {"prompt": article.document + END, "label": article.lead}
 
 
 def make_splits(texts: Sequence[str]) -> tuple[dict[str, list[Article]], dict[str, float]]:

@@ -1,21 +1,19 @@
 """Queries of the sentiment task: the first few tokens of film reviews.
 
-A name is a hub data set (``imdb``), a ``builtin:`` name, a local file (``.jsonl`` or ``.csv``) or a local folder:
-with one such file per split (``train.jsonl``, ``test.jsonl``), or a saved data set. All have a ``text`` column.
+A name is a hub data set (``imdb``), a ``builtin:`` name, a local file (``.jsonl`` or ``.csv``) or a local folder (see
+`trl.data.datasets`). All have a ``text`` column.
 """
 
-import csv
 import random
-from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trl.builtin import is_builtin, resolve
-from trl.jsonl import DataFileError, is_text, read_jsonl
+from trl.data.datasets import Layout, read_rows, text_of
+from trl.jsonl import DataFileError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+LAYOUT = Layout("data set", ("text",), "a text column", "builtin:imdb", suffixes=(".jsonl", ".csv"))
 HEAD_CHARACTERS = 200
 """The first tokens come from this much of a review: tokenising all of it takes many times as long."""
 
@@ -56,68 +54,7 @@ def load_sentiment_prompts(
 
 def load_texts(name: str, split: str) -> list[str]:
     """The ``text`` column of one split; what ``name`` may be, and the errors, as above."""
-    path = resolve(name, "data set") if is_builtin(name) else Path(name)
-    if path.is_file():
-        if split != "train":
-            raise DataFileError(
-                f"{path} is one file, so it has no split {split!r}; give a folder with train{path.suffix} and "
-                f"{split}{path.suffix}"
-            )
-        return _read_file(path)
-    if path.is_dir():
-        for suffix in (".jsonl", ".csv"):
-            if (path / f"{split}{suffix}").is_file():
-                return _read_file(path / f"{split}{suffix}")
-    return _read_dataset(name, path, split)
-
-
-def _read_file(path: Path) -> list[str]:
-    match path.suffix:
-        case ".jsonl":
-            rows: Iterable[dict[str, Any]] = read_jsonl(path)
-        case ".csv":
-            rows = _read_csv(path)
-        case _:
-            raise DataFileError(f"{path}: expected a .jsonl or .csv file with a text column")
-    return [_text(row, f"{path}, row {number}") for number, row in enumerate(rows, start=1)]
-
-
-def _read_csv(path: Path) -> list[dict[str, Any]]:
-    try:
-        with path.open(encoding="utf-8", newline="") as file:
-            return list(csv.DictReader(file))
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise DataFileError(f"{path}: expected CSV in UTF-8 ({error}); JSON lines hold any text") from error
-
-
-def _text(row: dict[str, Any], where: str) -> str:
-    text = row.get("text")
-    if not is_text(text):
-        given = f"{text!r:.80} among {', '.join(map(str, row))}"
-        raise DataFileError(f"{where}: expected a string called text, of whole characters, got {given}")
-    return str(text)
-
-
-def _read_dataset(name: str, path: Path, split: str) -> list[str]:
-    """From the hub, a copy of a hub repository, or a folder that ``save_to_disk`` wrote."""
-    from datasets import DatasetDict, load_dataset, load_from_disk
-    from datasets.exceptions import DatasetsError
-
-    try:
-        if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
-            saved = load_from_disk(str(path))
-            data = saved[split] if isinstance(saved, DatasetDict) else saved
-        else:
-            data = load_dataset(name, split=split)
-    except (OSError, ValueError, KeyError, DatasetsError) as error:
-        reason = (str(error).strip() or type(error).__name__).split("\n")[0]
-        raise DataFileError(
-            f"cannot load the split {split!r} of {name!r} ({reason}); give a data set on the hub (needs network), "
-            "a local folder, a .jsonl or .csv file with a text column, or builtin:imdb"
-        ) from error
-    if "text" not in data.column_names:
-        raise DataFileError(f"{name!r} has the columns {', '.join(data.column_names)}; expected one called text")
-    return list(data["text"])
+    return [text_of(row, "text", where) for where, row in read_rows(name, split, LAYOUT)]
 
 
 def _heads(texts: list[str], tokenizer: "PreTrainedTokenizerBase", count: int) -> list[list[int]]:

@@ -1,25 +1,24 @@
 """Queries of the toxicity task: prompts that are more toxic than a level.
 
 A name is a hub data set (``allenai/real-toxicity-prompts``), ``builtin:toxicity-prompts``, a local ``.jsonl`` file,
-or a local folder: one with ``prompts.jsonl``, a copy of a hub repository, or a saved data set. All have the layout of
-RealToxicityPrompts (Gehman et al., Findings of EMNLP 2020): rows ``{"prompt": {"text": …, "toxicity": …}}``,
-where ``toxicity`` (0 to 1) is that of the prompt by itself. Other fields are not read.
+or a local folder (see `trl.data.datasets`; its file is ``prompts.jsonl``). All have the layout of RealToxicityPrompts
+(Gehman et al., Findings of EMNLP 2020): rows ``{"prompt": {"text": …, "toxicity": …}}``, where ``toxicity`` (0 to 1)
+is that of the prompt by itself. Other fields are not read.
 """
 
 import random
-from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from trl.builtin import is_builtin, resolve
-from trl.jsonl import DataFileError, dump_line, read_jsonl
+from trl.data.datasets import Layout, read_rows
+from trl.jsonl import DataFileError, dump_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 TRAIN_TENTHS = 8
 """The first eight tenths of the prompts above the level are for training, the others for evaluation."""
-_LAYOUT = '{"prompt": {"text": "…", "toxicity": 0.7}}'
+_ROW = '{"prompt": {"text": "…", "toxicity": 0.7}}'
+LAYOUT = Layout("prompt set", ("prompt",), f"rows {_ROW}", "builtin:toxicity-prompts")
 
 
 def load_toxicity_prompts(
@@ -70,42 +69,11 @@ def load_toxicity_prompts(
 
 def _read_prompts(name: str) -> list[tuple[str, float | None]]:
     """All (text, toxicity or None)."""
-    path = resolve(name, "prompt set") if is_builtin(name) else Path(name)
-    if (path / "prompts.jsonl").is_file():
-        path = path / "prompts.jsonl"
-    if not path.is_file():
-        prompts = _read_dataset(name, path)
-        return [_checked(prompt, f"{name!r}, row {number}") for number, prompt in enumerate(prompts, start=1)]
-    if path.suffix != ".jsonl":
-        raise DataFileError(f"{path}: expected a .jsonl file with rows {_LAYOUT}")
-    return [
-        _checked(row.get("prompt"), f"{path}, row {number}") for number, row in enumerate(read_jsonl(path), start=1)
-    ]
+    return [_checked(row.get("prompt"), where) for where, row in read_rows(name, "train", LAYOUT, stem="prompts")]
 
 
 def _checked(prompt: Any, where: str) -> tuple[str, float | None]:
     match prompt:
         case {"text": str() as text, "toxicity": float() | int() | None as score} if not isinstance(score, bool):
             return text, score
-    raise DataFileError(f"{where}: expected {_LAYOUT}, got the prompt {dump_line(prompt)[:120]}")
-
-
-def _read_dataset(name: str, path: Path) -> Iterable[Any]:
-    """The ``prompt`` column from the hub, a copy of a hub repository, or a folder that ``save_to_disk`` wrote."""
-    from datasets import DatasetDict, load_dataset, load_from_disk
-
-    try:
-        if (path / "dataset_dict.json").exists() or (path / "state.json").exists():
-            saved = load_from_disk(str(path))
-            data = saved["train"] if isinstance(saved, DatasetDict) else saved
-        else:
-            data = load_dataset(name, split="train")
-    except (OSError, ValueError, KeyError) as error:
-        reason = (str(error).strip() or type(error).__name__).split("\n")[0]
-        raise DataFileError(
-            f"cannot load the prompts {name!r} ({reason}); give a data set on the hub (needs network), a local folder, "
-            f"a .jsonl file with rows {_LAYOUT}, or builtin:toxicity-prompts"
-        ) from error
-    if "prompt" not in data.column_names:
-        raise DataFileError(f"{name!r} has the columns {', '.join(data.column_names)}; expected one called prompt")
-    return data["prompt"]
+    raise DataFileError(f"{where}: expected {_ROW}, got the prompt {dump_line(prompt)[:120]}")
