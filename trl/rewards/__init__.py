@@ -7,11 +7,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trl.rewards.accuracy import accuracy_reward, get_cosine_scaled_reward, reasoning_accuracy_reward
     from trl.rewards.classifiers import TextClassifier, load_classifier
+    from trl.rewards.dense import token_overlong, token_repetition_penalty
     from trl.rewards.moderation import ModerationReward
     from trl.rewards.perspective import PerspectiveClient, PerspectiveReward
     from trl.rewards.rouge import RougeReward
     from trl.rewards.sentiment import SentimentReward
+    from trl.rewards.shaping import (
+        get_repetition_penalty_reward,
+        get_soft_overlong_punishment,
+        get_think_format_reward,
+        think_format_reward,
+    )
     from trl.rewards.toxicity import ToxicityReward, load_toxicity_scorer
 
 _HOME = {
@@ -24,6 +32,15 @@ _HOME = {
     "ToxicityReward": "trl.rewards.toxicity",
     "load_classifier": "trl.rewards.classifiers",
     "load_toxicity_scorer": "trl.rewards.toxicity",
+    "accuracy_reward": "trl.rewards.accuracy",
+    "get_cosine_scaled_reward": "trl.rewards.accuracy",
+    "get_repetition_penalty_reward": "trl.rewards.shaping",
+    "get_soft_overlong_punishment": "trl.rewards.shaping",
+    "get_think_format_reward": "trl.rewards.shaping",
+    "reasoning_accuracy_reward": "trl.rewards.accuracy",
+    "think_format_reward": "trl.rewards.shaping",
+    "token_overlong": "trl.rewards.dense",
+    "token_repetition_penalty": "trl.rewards.dense",
 }
 __all__ = [
     "ModerationReward",
@@ -33,8 +50,17 @@ __all__ = [
     "SentimentReward",
     "TextClassifier",
     "ToxicityReward",
+    "accuracy_reward",
+    "get_cosine_scaled_reward",
+    "get_repetition_penalty_reward",
+    "get_soft_overlong_punishment",
+    "get_think_format_reward",
     "load_classifier",
     "load_toxicity_scorer",
+    "reasoning_accuracy_reward",
+    "think_format_reward",
+    "token_overlong",
+    "token_repetition_penalty",
 ]
 
 
