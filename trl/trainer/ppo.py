@@ -15,13 +15,16 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trl.core import gae, set_seed
-from trl.models import AutoModelForCausalLMWithValueHead, create_reference_model
+from trl.models import AutoModelForCausalLMWithValueHead, RewardModel, create_reference_model
+from trl.models.value_head import switch_dropout_off
 from trl.trainer import statistics
 from trl.trainer.accelerator import make_accelerator
 from trl.trainer.batches import ShardedBatches
+from trl.trainer.checks import check_batch
 from trl.trainer.config import PPOConfig
 from trl.trainer.generation import HalfPrecisionCopy, biasing_kwargs, context_length, sample
 from trl.trainer.kl import AdaptiveKLController, FixedKLController
+from trl.trainer.pretraining import PretrainingMix
 from trl.trainer.rollout import Rollout, RolloutPasses, Sequences, reference_weights
 from trl.trainer.scores import Score, ScoreScaler, score_vectors
 from trl.trainer.update import Targets, Updater
@@ -45,6 +48,11 @@ class PPOTrainer:
         dataset, data_collator: optional; give ``trainer.dataloader``: shuffled batches of this process's shard.
         optimizer, lr_scheduler: default Adam over the trainable parameters, constant rate. The scheduler steps
             once per PPO step.
+        value_model: a separate value network over the policy's token ids (Ouyang et al. 2022: started from the
+            reward model), trained with the clipped value loss; the policy's own value head is then frozen.
+            Default: the value head.
+        value_optimizer: default Adam over the value model at the policy's rate.
+        pretraining: language-model loss on unsupervised text, added to every optimizer step.
     """
 
     def __init__(
@@ -58,6 +66,10 @@ class PPOTrainer:
         data_collator: Callable[[list[dict[str, Any]]], Any] | None = None,
         num_shared_layers: int | None = None,
         lr_scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
+        value_model: RewardModel | None = None,
+        *,
+        value_optimizer: torch.optim.Optimizer | None = None,
+        pretraining: PretrainingMix | None = None,
     ):
         if tokenizer is None:
             raise ValueError("PPOTrainer needs tokenizer=…: generation ends at its EOS token, and it is saved too")
@@ -76,11 +88,21 @@ class PPOTrainer:
             )
         self.policy = model
         self.ref_model = None if ref_model is None else ref_model.to(self.accelerator.device).eval()
+        if value_model is not None:
+            _check_value_model(value_model, model)
+            switch_dropout_off(value_model)
+            model.v_head.requires_grad_(False)  # nothing reads its values: without a gradient DDP would wait for one
+        self.value_model = value_model
         self._warn_of_half_precision()
         if optimizer is None:
             trainable = [p for p in model.parameters() if p.requires_grad]
             optimizer = torch.optim.Adam(trainable, lr=config.learning_rate)
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+        networks = [(self.model, self.optimizer)]
+        if value_model is not None:
+            value_optimizer = value_optimizer or torch.optim.Adam(value_model.parameters(), lr=config.learning_rate)
+            networks.append(self.accelerator.prepare(value_model, value_optimizer))
+        self._prepared_value_model = networks[1][0] if value_model is not None else None
         self.lr_scheduler = lr_scheduler  # not prepared: accelerate would step it once per process
         self.dataloader = None if dataset is None else self._make_dataloader(dataset, data_collator)
 
@@ -92,8 +114,10 @@ class PPOTrainer:
         self.score_scaler = ScoreScaler(
             config.use_score_scaling, config.use_score_norm, config.score_clip, self._reduce
         )
-        self.passes = RolloutPasses(model, self.ref_model, config.kl_penalty, config.mini_batch_size)
-        self.updater = Updater(self.model, self.optimizer, self.accelerator, config)
+        self.passes = RolloutPasses(model, self.ref_model, config.kl_penalty, config.mini_batch_size, value_model)
+        self.updater = Updater(networks, self.accelerator, config, pretraining)
+        lms = [model.base_lm, *([value_model.backbone] if value_model is not None else [])]
+        self._context = min((n for n in map(context_length, lms) if n is not None), default=None)
         self.current_step = 0
         self.last_rollout: list[dict[str, Tensor]] = []
         """Of the last step, per sample: logprob, ref_logprob, kl, value, token_reward, advantage; CPU (N_i,)."""
@@ -177,9 +201,11 @@ class PPOTrainer:
         token rewards added to them keep their size.
         """
         started = time.perf_counter()
-        masks = self._check_batch(queries, responses, scores, response_masks)
+        masks = check_batch(queries, responses, scores, response_masks, self.config.batch_size, self._context)
         sequences = Sequences(queries, responses, self.accelerator.device)
         self.policy.eval()
+        if self.value_model is not None:
+            self.value_model.eval()
         with self.accelerator.autocast():
             rollout = self.passes.run(sequences)
         passed = time.perf_counter()
@@ -225,49 +251,6 @@ class PPOTrainer:
         self.current_step += 1
         return stats
 
-    def _check_batch(
-        self,
-        queries: Sequence[Tensor],
-        responses: Sequence[Tensor],
-        scores: Scores,
-        response_masks: Sequence[Tensor] | None,
-    ) -> list[Tensor]:
-        """Validate the lists of a batch; returns one bool mask (N_i,) per response."""
-        lists: dict[str, Sequence[Any]] = {"queries": queries, "responses": responses}
-        if not callable(scores):
-            lists["scores"] = scores
-        if response_masks is not None:
-            lists["response_masks"] = response_masks
-        for name, values in lists.items():
-            if len(values) != len(queries):
-                raise ValueError(f"{name} has {len(values)} entries but queries has {len(queries)}")
-        if not 1 <= len(queries) <= self.config.batch_size:
-            raise ValueError(
-                f"step got {len(queries)} samples: expected 1 to batch_size ({self.config.batch_size}); only the "
-                "last batch may be shorter"
-            )
-        for name in ("queries", "responses"):
-            for i, ids in enumerate(lists[name]):
-                if ids.dim() != 1 or ids.is_floating_point():
-                    raise ValueError(f"{name}[{i}] must be a 1-D tensor of token ids, got {tuple(ids.shape)}")
-                if name == "queries" and len(ids) == 0:
-                    raise ValueError(f"queries[{i}] is empty: give at least one token, such as BOS or EOS")
-        limit = context_length(self.policy.base_lm)
-        for i, (query, response) in enumerate(zip(queries, responses, strict=True)):
-            if limit is not None and len(query) + len(response) > limit + 1:  # the last token is never read
-                raise ValueError(
-                    f"sample {i} has {len(query) + len(response)} tokens, query and response together, but the model "
-                    f"has {limit} positions"
-                )
-        if response_masks is None:
-            return [torch.ones(len(r), dtype=torch.bool) for r in responses]
-        for i, (mask, response) in enumerate(zip(response_masks, responses, strict=True)):
-            if mask.shape != response.shape:
-                raise ValueError(
-                    f"response_masks[{i}] has shape {tuple(mask.shape)}, responses[{i}] {tuple(response.shape)}"
-                )
-        return [mask.bool().cpu() for mask in response_masks]
-
     def _trained_tokens(self, sequences: Sequences, masks: list[Tensor], counted: list[bool]) -> Tensor:
         """(B, N) bool: tokens that exist, are not masked out, and belong to a sample with a verdict."""
         trained = torch.zeros_like(sequences.exists)
@@ -312,12 +295,20 @@ class PPOTrainer:
         self.accelerator.log(logged, step=self.current_step)
 
     def save_pretrained(self, save_directory: str | Path) -> None:
-        """Save policy, value head and tokenizer as ordinary `transformers` files, from the main process."""
+        """Save policy, value head and tokenizer as ordinary `transformers` files, from the main process.
+
+        A separate value model goes to ``save_directory/value_model``.
+        """
         state = self.accelerator.get_state_dict(self.model)
         if self.accelerator.is_main_process:
             Path(save_directory).mkdir(parents=True, exist_ok=True)
             self.policy.save_pretrained(save_directory, state_dict=state)
             self.tokenizer.save_pretrained(str(save_directory))
+        if self.value_model is not None:
+            state = self.accelerator.get_state_dict(self._prepared_value_model)
+            if self.accelerator.is_main_process:
+                self.value_model.save_pretrained(Path(save_directory) / "value_model", state_dict=state)
+                self.tokenizer.save_pretrained(str(Path(save_directory) / "value_model"))
         self.accelerator.wait_for_everyone()
 
     # ------------------------------------------------------------------ helpers
@@ -353,6 +344,16 @@ class PPOTrainer:
 
     def _total(self, count: int) -> float:
         return float(self._reduce(torch.tensor([count]))[0])
+
+
+def _check_value_model(value_model: RewardModel, policy: AutoModelForCausalLMWithValueHead) -> None:
+    """A value model reads the policy's ids, so its vocabulary must hold them all."""
+    has, needs = (m.get_input_embeddings().weight.shape[0] for m in (value_model.backbone, policy.base_lm))
+    if has < needs:
+        raise ValueError(
+            f"the value model knows {has} token ids and the policy {needs}: they need one tokenizer; start it from a "
+            "reward model trained on the policy's model family, or leave value_model out (the policy's value head)"
+        )
 
 
 def _as_lists(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:

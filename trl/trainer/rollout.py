@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from trl.core import entropy_from_logits, kl_penalty, logprobs_from_logits
-from trl.models import AutoModelForCausalLMWithValueHead
+from trl.models import AutoModelForCausalLMWithValueHead, RewardModel
 from trl.models.trunk import trunk_parameters
 
 _MIN_PASS_SIZE = 8
@@ -82,7 +82,7 @@ class Rollout:
 class RolloutPasses:
     """The passes without gradients over a batch: trunk (once), policy and reference on top of it.
 
-    ``reference`` None means: the policy with its adapters disabled.
+    ``reference`` None means: the policy with its adapters disabled. ``value_model`` None: the policy's value head.
     """
 
     def __init__(
@@ -91,8 +91,9 @@ class RolloutPasses:
         reference: AutoModelForCausalLMWithValueHead | None,
         kl_kind: str,
         mini_batch_size: int,
+        value_model: RewardModel | None = None,
     ):
-        self.policy, self.reference, self.kl_kind = policy, reference, kl_kind
+        self.policy, self.reference, self.kl_kind, self.value_model = policy, reference, kl_kind, value_model
         self.size = max(mini_batch_size, _MIN_PASS_SIZE)
         self.caches_trunk = _same_trunk(policy, reference)
 
@@ -122,6 +123,8 @@ class RolloutPasses:
         """The five statistics of M selected tokens, each (M,)."""
         inputs = {"input_ids": ids} if states is None else {"trunk_states": states}
         logits, _, values = self.policy(positions=positions, **inputs)
+        if self.value_model is not None:
+            values = self.value_model(ids, positions=positions)
         logprobs = logprobs_from_logits(logits, labels)
         entropy = entropy_from_logits(logits)
         if self.kl_kind == "full":

@@ -3,8 +3,8 @@
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from trl.core import logprobs_from_logits, ppo_loss
 from trl.trainer.config import PPOConfig
+from trl.trainer.pretraining import PretrainingMix
 from trl.trainer.rollout import Sequences
 
 logger = logging.getLogger(__name__)
@@ -32,11 +33,23 @@ class Targets:
 
 
 class Updater:
-    """Runs `PPOConfig.ppo_epochs` over a rollout. ``model`` and ``optimizer`` are the prepared ones."""
+    """Runs `PPOConfig.ppo_epochs` over a rollout.
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, accelerator: Accelerator, config: PPOConfig):
-        self.model, self.optimizer, self.accelerator, self.config = model, optimizer, accelerator, config
-        self._drops_out = any(isinstance(module, nn.Dropout) and module.p > 0 for module in model.modules())
+    ``networks`` are the prepared models with their optimizers: the policy, and the value model if there is one.
+    They share every decision: a dropped or stopped step leaves both as they were.
+    """
+
+    def __init__(
+        self,
+        networks: Sequence[tuple[nn.Module, Optimizer]],
+        accelerator: Accelerator,
+        config: PPOConfig,
+        pretraining: PretrainingMix | None = None,
+    ):
+        self.networks, self.accelerator, self.config, self.pretraining = networks, accelerator, config, pretraining
+        self.model = networks[0][0]
+        self.value_model = networks[1][0] if len(networks) > 1 else None
+        self._drops_out = any(isinstance(module, nn.Dropout) and module.p > 0 for module in self.model.modules())
 
     def run(self, sequences: Sequences, targets: Targets, trunk: list[Tensor] | None) -> dict[str, float]:
         """Update the policy; returns token-weighted means of `ppo_loss`'s statistics and the counts.
@@ -44,10 +57,11 @@ class Updater:
         A mini-batch whose mean ratio is above the threshold, or whose ratio or loss is not finite, drops its whole
         optimizer step, on every process: gradients are discarded, and neither parameters nor moments are touched.
         """
-        self.model.train()  # gradient checkpointing and LoRA dropout act in train mode only; other dropout is off
+        for model, _ in self.networks:
+            model.train()  # gradient checkpointing and LoRA dropout act in train mode only; other dropout is off
         totals: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64))
         tokens, skipped, steps, stopped = 0.0, 0, 0, False
-        self.optimizer.zero_grad(set_to_none=True)  # what the caller left there is no part of this update
+        self._clear_gradients()  # what the caller left there is no part of this update
         for epoch in range(self.config.ppo_epochs):
             for number, slices in enumerate(self._optimizer_steps(len(sequences))):
                 count = sum(float(targets.mask[rows].sum()) for rows in slices)
@@ -104,13 +118,18 @@ class Updater:
     ) -> tuple[str, dict[str, Tensor]]:
         """Gradients of one optimizer step: ``("ok", stats)``, or ``("skip" | "stop", {})`` with none left."""
         total: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64))
+        if self.pretraining is not None:
+            with self.accelerator.no_sync(self.model):  # its gradients travel with those of the last slice
+                loss = self.pretraining.loss(self.model)
+                self.accelerator.backward(self.pretraining.coef * loss)
+            total["loss/pretraining"] += loss.detach().double().cpu() / self.accelerator.num_processes
         for k, rows in enumerate(slices):
             last = k == len(slices) - 1
-            with nullcontext() if last else self.accelerator.no_sync(self.model):
+            with nullcontext() if last else self._no_sync():
                 loss, stats, count = self._loss(sequences, targets, trunk, rows, num_tokens)
                 verdict = self._judge(stats, count, num_tokens, check_first=first and k == 0)
                 if verdict != "ok":
-                    self.optimizer.zero_grad(set_to_none=True)
+                    self._clear_gradients()
                     return verdict, {}
                 # DDP averages over processes, while the loss is a sum over all of them
                 self.accelerator.backward(loss * self.accelerator.num_processes)
@@ -136,6 +155,8 @@ class Updater:
         else:
             states = pad_sequence([trunk[i] for i in rows], batch_first=True)
             logits, _, values = self.model(trunk_states=states, positions=positions)
+        if self.value_model is not None:
+            values = self.value_model(ids, positions=positions)
         loss, stats = ppo_loss(
             logprobs_from_logits(logits, labels),
             targets.logprobs[rows][mask],
@@ -146,7 +167,8 @@ class Updater:
             torch.ones_like(labels),
             cliprange=self.config.cliprange,
             cliprange_value=self.config.cliprange_value,
-            vf_coef=self.config.vf_coef,
+            # a separate network shares no gradient that its loss would have to be weighed against
+            vf_coef=self.config.vf_coef if self.value_model is None else 1.0,
             num_tokens=num_tokens,
         )
         return loss, stats, float(mask.sum())
@@ -182,10 +204,22 @@ class Updater:
         return "ok"
 
     def _apply_gradients(self) -> None:
-        if self.config.max_grad_norm is not None:
-            self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        for model, optimizer in self.networks:
+            if self.config.max_grad_norm is not None:
+                self.accelerator.clip_grad_norm_(model.parameters(), self.config.max_grad_norm)
+            optimizer.step()
+        self._clear_gradients()
+
+    def _clear_gradients(self) -> None:
+        for _, optimizer in self.networks:
+            optimizer.zero_grad(set_to_none=True)
+
+    @contextmanager
+    def _no_sync(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for model, _ in self.networks:
+                stack.enter_context(self.accelerator.no_sync(model))
+            yield
 
     def _sum(self, values: Tensor) -> Tensor:
         return self.accelerator.reduce(values.double().to(self.accelerator.device), reduction="sum")
