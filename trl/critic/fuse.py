@@ -1,13 +1,9 @@
 """The fuse: stops a run whose critic has been gone for long, after having borne shorter outages."""
 
 import time
-from collections import Counter, deque
 
 from trl.critic.types import CriticGoneError
-
-_WINDOW = 100
-_LEAST = 20
-_SHARE = 0.8
+from trl.failures import FailureWindow
 
 
 class CriticFuseError(CriticGoneError):
@@ -28,19 +24,18 @@ class Fuse:
         if seconds < 0:
             raise ValueError(f"fuse_seconds is {seconds}; expected 0 or more")
         self._seconds = seconds
-        self._outcomes: deque[str | None] = deque(maxlen=_WINDOW)
+        self._window = FailureWindow()
         self._last_success: float | None = None
 
     @property
     def tripping(self) -> bool:
-        failed = sum(outcome is not None for outcome in self._outcomes)
-        return len(self._outcomes) >= _LEAST and failed > _SHARE * len(self._outcomes)
+        return self._window.mostly_failed
 
     def record(self, failure: str | None) -> None:
         """One call's outcome: None, or why it failed."""
         if failure is None and self.tripping:
-            self._outcomes.clear()
-        self._outcomes.append(failure)
+            self._window.clear()
+        self._window.record(failure)
         if failure is None or self._last_success is None:
             self._last_success = time.monotonic()
 
@@ -50,9 +45,7 @@ class Fuse:
             return
         silence = time.monotonic() - self._last_success
         if silence >= self._seconds:
-            reasons = Counter(outcome for outcome in self._outcomes if outcome is not None)
-            counts = ", ".join(f"{count} x {reason}" for reason, count in reasons.most_common())
             raise CriticFuseError(
-                f"the critic has not answered for {silence:.0f} s; of its last {len(self._outcomes)} calls "
-                f"{reasons.total()} failed: {counts}"
+                f"the critic has not answered for {silence:.0f} s; of its last {len(self._window)} calls "
+                f"{self._window.failed} failed: {self._window.reasons}"
             )

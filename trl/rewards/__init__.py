@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trl.rewards.accuracy import accuracy_reward, get_cosine_scaled_reward, reasoning_accuracy_reward
+    from trl.rewards.autorater import JudgeSettings
     from trl.rewards.classifiers import TextClassifier, load_classifier
+    from trl.rewards.configured import ConfiguredReward, load_reward
     from trl.rewards.dense import token_overlong, token_repetition_penalty
+    from trl.rewards.fuse import RewardGoneError
     from trl.rewards.moderation import ModerationReward
     from trl.rewards.perspective import PerspectiveClient, PerspectiveReward
     from trl.rewards.rouge import RougeReward
+    from trl.rewards.schema import RewardConfigError
     from trl.rewards.sentiment import SentimentReward
     from trl.rewards.shaping import (
         get_repetition_penalty_reward,
@@ -23,6 +27,11 @@ if TYPE_CHECKING:
     from trl.rewards.toxicity import ToxicityReward, load_toxicity_scorer
 
 _HOME = {
+    "ConfiguredReward": "trl.rewards.configured",
+    "JudgeSettings": "trl.rewards.autorater",
+    "RewardConfigError": "trl.rewards.schema",
+    "RewardGoneError": "trl.rewards.fuse",
+    "load_reward": "trl.rewards.configured",
     "ModerationReward": "trl.rewards.moderation",
     "PerspectiveClient": "trl.rewards.perspective",
     "PerspectiveReward": "trl.rewards.perspective",
@@ -43,9 +52,13 @@ _HOME = {
     "token_repetition_penalty": "trl.rewards.dense",
 }
 __all__ = [
+    "ConfiguredReward",
+    "JudgeSettings",
     "ModerationReward",
     "PerspectiveClient",
     "PerspectiveReward",
+    "RewardConfigError",
+    "RewardGoneError",
     "RougeReward",
     "SentimentReward",
     "TextClassifier",
@@ -56,6 +69,7 @@ __all__ = [
     "get_soft_overlong_punishment",
     "get_think_format_reward",
     "load_classifier",
+    "load_reward",
     "load_toxicity_scorer",
     "reasoning_accuracy_reward",
     "think_format_reward",

@@ -60,6 +60,7 @@ class JsonEndpoint:
         timeout: seconds one attempt may take, from connecting to the last byte.
         max_retries: attempts after the first.
         backoff: seconds; the n-th wait is random between 0 and ``backoff * 2**n``.
+        jitter: False: the n-th wait is ``backoff * 2**n``, not random.
         rate: this process's limit, which retries count in; None: as fast as it goes.
     """
 
@@ -72,6 +73,7 @@ class JsonEndpoint:
         timeout: float = 30.0,
         max_retries: int = 5,
         backoff: float = 1.0,
+        jitter: bool = True,
         rate: RateLimit | None = None,
     ) -> None:
         if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
@@ -87,7 +89,7 @@ class JsonEndpoint:
         self.url = public_url(url)
         self._target = url
         self._workers = max(1, run_share(max_concurrency))
-        self._timeout, self._max_retries, self._backoff = timeout, max_retries, backoff
+        self._timeout, self._max_retries, self._backoff, self._jitter = timeout, max_retries, backoff, jitter
         self._rate = rate or RateLimit()
         self._resume_at = -math.inf
         self._client = httpx.AsyncClient(
@@ -151,7 +153,8 @@ class JsonEndpoint:
             if asked is not None and asked > LONGEST_WAIT:
                 return replace(answer, error=f"{answer.error}, asks to wait {asked:.0f} s")
             if asked is None:
-                await asyncio.sleep(random.uniform(0, min(LONGEST_WAIT, self._backoff * 2**attempt)))
+                longest = min(LONGEST_WAIT, self._backoff * 2**attempt)
+                await asyncio.sleep(random.uniform(0, longest) if self._jitter else longest)
             else:
                 self._resume_at = max(self._resume_at, time.monotonic() + asked)
 
