@@ -230,8 +230,8 @@ class _Worker:
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-P", str(Path(__file__).with_name("math_worker.py"))],
-                stdin=theirs,
-                stdout=theirs,
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
                 stderr=subprocess.DEVNULL,
                 # one order of sets in all runs: sympy's results can depend on it
                 env={name: os.environ[name] for name in _INHERITED if name in os.environ} | {"PYTHONHASHSEED": "0"},
