@@ -200,6 +200,14 @@ _ITEMS = {
             builder="trl.builtin.tldr:build",
             source=_NEWS,
         ),
+        Item(
+            "tldr-pairs",
+            "preference pairs",
+            "the lead sentences of tldr against worse ones made from them, train, valid and test",
+            recipe="1",
+            builder="trl.builtin.tldr_pairs:build",
+            needs=("tldr",),
+        ),
     )
 }
 """In the order of preparation: an item comes after what it needs."""
