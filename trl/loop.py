@@ -25,6 +25,7 @@ from trl.critic.intrinsic import IntrinsicReward, PendingIntrinsic
 from trl.critic.random_spans import RandomSpanCritic
 from trl.critic.self_critique import SelfCritic
 from trl.critic.types import Critic, CriticGoneError, Critique, Style
+from trl.evaluation import HeldOut
 from trl.generation import added_text
 from trl.models import AutoModelForCausalLMWithValueHead
 from trl.report.runlog import RunLog
@@ -191,12 +192,14 @@ def dry_run(
 class RunRecord:
     """A run as it goes: its batches, metrics.jsonl, samples.jsonl, checkpoints, and progress for people.
 
-    A rich bar on a terminal, one line per step elsewhere; only the main process writes and shows anything. When
+    A rich bar on a terminal, one line per step elsewhere; only the main process writes and shows anything.
+    ``held_out`` is evaluated before the first step, as often as it says, and after the last step. When
     the critic is gone for good (`CriticGoneError`), the model so far is saved and the run ends with an error.
     """
 
-    def __init__(self, args: RunArgs, trainer: PPOTrainer, folder: Path, total: int):
+    def __init__(self, args: RunArgs, trainer: PPOTrainer, folder: Path, total: int, held_out: HeldOut | None = None):
         self.args, self.trainer, self.folder, self.total = args, trainer, folder, total
+        self.held_out = held_out
         self.done = 0
         self._started = 0.0
         self._log: RunLog | None = None
@@ -211,6 +214,10 @@ class RunRecord:
                 self._progress = Progress(*columns, console=Console(stderr=True))
                 self._progress.start()
                 self._task = self._progress.add_task("first step", total=self.total)
+        if self.held_out is not None:
+            before = self.held_out()
+            if self._log is not None:
+                self._log.log_metrics(0, before)
         return self
 
     def __exit__(
@@ -280,6 +287,8 @@ class RunRecord:
             "time/iteration": time.perf_counter() - self._started,
             **(pending.stats if pending else {}),
         }
+        if self.held_out is not None and (self.done % self.held_out.every == 0 or self.done == self.total):
+            stats |= self.held_out()
         self.trainer.log_stats(stats, batch, scores)
         if self._log is not None:
             pairs = list(zip(batch["input_ids"], responses, strict=True))[:SAMPLES_KEPT]
@@ -301,6 +310,8 @@ class RunRecord:
         text = f"reward {stats['objective/score']:+.2f}  KL {stats['objective/kl']:.2f}"
         if "critic/hit_rate" in stats:
             text += f"  critic hits {stats['critic/hit_rate']:.0%}"
+        if "eval/score" in stats:
+            text += f"  held-out reward {stats['eval/score']:+.2f}"
         text += f"  {stats['time/iteration']:.1f} s/step"
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, completed=self.done, description=text)

@@ -93,13 +93,17 @@ class RunArgs:
     """Run folder: the final model, metrics.jsonl, samples.jsonl, critiques.jsonl, run.json."""
     save_freq: int | None = None
     """Save the model every this many steps, to OUTPUT_DIR/step-N."""
+    eval_every: int | None = None
+    """Mean environment reward on held-out prompts every this many steps, before the first and after the last."""
+    eval_prompts: int = 64
+    """How many held-out prompts --eval_every takes."""
     overwrite: bool = False
     """Replace an earlier run in output_dir."""
     dry_run: bool = False
     """Check everything, print the plan, ask the critic once, train nothing."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "steps", "num_shared_layers", "save_freq"):
+        for name in ("epochs", "steps", "num_shared_layers", "save_freq", "eval_every", "eval_prompts"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name} must be at least 1, got {value}; leave it out for the default")

@@ -8,6 +8,8 @@ score is at or below a threshold, a critic quotes the good and bad spans; their 
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 import tyro
 
@@ -76,6 +78,7 @@ def main() -> None:
     from trl import AutoModelForCausalLMWithValueHead, LengthSampler, PPOTrainer, create_reference_model, set_seed
     from trl.builtin import locate_model
     from trl.data.sentiment import load_sentiment_prompts
+    from trl.evaluation import HeldOut
     from trl.loop import RunRecord, dry_run, judge, make_intrinsic
     from trl.rewards import SentimentReward
 
@@ -87,7 +90,9 @@ def main() -> None:
     # 1. data: the first few tokens of each review
     policy_path = locate_model(config.model_name)
     tokenizer = AutoTokenizer.from_pretrained(policy_path)
-    queries = load_sentiment_prompts(config.query_dataset, tokenizer, seed=config.seed)
+    load = partial(load_sentiment_prompts, config.query_dataset, tokenizer, seed=config.seed)
+    queries = load()
+    held_out_queries = load(split="test", limit=args.eval_prompts) if args.eval_every else []
 
     # 2. models: policy with value head, frozen reference, environment reward
     model = AutoModelForCausalLMWithValueHead.from_pretrained(policy_path)
@@ -104,11 +109,16 @@ def main() -> None:
     # 4. the loop: generate -> score -> critique -> merge -> step -> log
     lengths = LengthSampler(args.min_new_tokens, args.max_new_tokens)
     folder = prepare_output_dir(args, trainer.accelerator.is_main_process)
-    with RunRecord(args, trainer, folder, steps) as record:
+
+    def score(batch: dict[str, list[Any]], texts: list[str]) -> list[float]:
+        return judge(environment, prompts=batch["query"], completions=texts)
+
+    held_out = HeldOut(trainer, held_out_queries, lengths, score, args.eval_every) if args.eval_every else None
+    with RunRecord(args, trainer, folder, steps, held_out) as record:
         for batch in record.batches():
             responses = trainer.generate(batch["input_ids"], lengths, return_prompt=False)
             texts = record.decode(batch["input_ids"], responses)
-            scores = judge(environment, prompts=batch["query"], completions=texts)
+            scores = score(batch, texts)
             # spans are quoted while the trainer's own passes run, and merged when these are done
             pending = intrinsic.submit(batch["input_ids"], responses, scores) if intrinsic else None
             rewards = record.merged(scores, pending)

@@ -8,6 +8,8 @@ an API. Where that score is at or below a threshold, a critic quotes the toxic s
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
 
 import tyro
 
@@ -92,6 +94,7 @@ def main() -> None:
     from trl import AutoModelForCausalLMWithValueHead, LengthSampler, PPOTrainer, set_seed
     from trl.builtin import locate_model
     from trl.data.toxicity import load_toxicity_prompts
+    from trl.evaluation import HeldOut
     from trl.loop import RunRecord, dry_run, judge, make_intrinsic, quantization, toxicity_environment
 
     start_logging()
@@ -103,7 +106,9 @@ def main() -> None:
     policy_path = locate_model(config.model_name)
     tokenizer = AutoTokenizer.from_pretrained(policy_path)
     level = args.prompt_toxicity_level
-    queries = load_toxicity_prompts(config.query_dataset, tokenizer, min_toxicity=level, seed=config.seed)
+    load = partial(load_toxicity_prompts, config.query_dataset, tokenizer, min_toxicity=level, seed=config.seed)
+    queries = load()
+    held_out_queries = load(split="eval", limit=args.eval_prompts) if args.eval_every else []
 
     # 2. models: LoRA policy with value head (adapters off, it is its own reference), environment reward
     lora = LoraConfig(
@@ -130,11 +135,16 @@ def main() -> None:
     # 4. the loop: generate -> score -> critique -> merge -> step -> log
     lengths = LengthSampler(args.output_min_length, args.output_max_length)
     folder = prepare_output_dir(args, trainer.accelerator.is_main_process)
-    with RunRecord(args, trainer, folder, steps) as record:
+
+    def score(batch: dict[str, list[Any]], texts: list[str]) -> list[float]:
+        return judge(environment, prompts=batch["query"], completions=texts)
+
+    held_out = HeldOut(trainer, held_out_queries, lengths, score, args.eval_every) if args.eval_every else None
+    with RunRecord(args, trainer, folder, steps, held_out) as record:
         for batch in record.batches():
             responses = trainer.generate(batch["input_ids"], lengths, return_prompt=False)
             texts = record.decode(batch["input_ids"], responses)
-            scores = judge(environment, prompts=batch["query"], completions=texts)
+            scores = score(batch, texts)
             pending = intrinsic.submit(batch["input_ids"], responses, scores) if intrinsic else None
             if pending and args.asks_own_weights:
                 pending.result()  # critic and policy are one model: the trainer's passes must wait

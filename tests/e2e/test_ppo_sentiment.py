@@ -129,3 +129,21 @@ def test_bad_input_is_one_clear_error_before_training(names, tmp_path, flags, me
     assert done.returncode != 0
     assert message in " ".join(done.stderr.replace("│", " ").split())
     assert not (tmp_path / "run").exists()
+
+
+def test_held_out_reward_is_measured_and_training_is_not_touched(names, tmp_path):
+    """``--eval_every``: before the first step, as often as asked, after the last; the model learns the same."""
+    plain, watched = tmp_path / "plain", tmp_path / "watched"
+    more = ("--critic=lexicon", "--steps=3", "--learning_rate=0.01")
+    launch(SCRIPT, *published(names, plain, *more))
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for split in ("train", "test"):
+        (folder / f"{split}.jsonl").write_bytes(Path(names["reviews"]).read_bytes())
+    split_names = {**names, "reviews": str(folder)}
+    launch(SCRIPT, *published(split_names, watched, *more, "--eval_every=2", "--eval_prompts=3"))
+    rows = read_jsonl(watched / "metrics.jsonl")
+    assert [(row["step"], "eval/score" in row) for row in rows] == [(0, True), (1, False), (2, True), (3, True)]
+    assert rows[0]["eval/score"] != rows[3]["eval/score"]
+    assert rows[0]["eval/no_verdict"] == 0
+    assert (watched / "model.safetensors").read_bytes() == (plain / "model.safetensors").read_bytes()

@@ -29,14 +29,13 @@ def call(reward: AdjustedReward) -> list[float | None]:
 def test_nothing_is_taken_off_by_default():
     reward = AdjustedReward(base)
     assert call(reward) == [33.0, 9.0, None, 20.0]
-    assert reward.stats == {"reward/preference": pytest.approx(62 / 3)}
+    assert reward.parts == {"reward/preference": pytest.approx([33.0, 9.0, math.nan, 20.0], nan_ok=True)}
 
 
 def test_missing_words_cost_each():
     reward = AdjustedReward(base, length_penalty=0.5, min_words=6)
     assert call(reward) == [33.0, 9.0 - 2.0, None, 20.0 - 0.5]  # 7, 2, 0 and 5 words
-    assert reward.stats["reward/length_penalty"] == pytest.approx((0 + 4 + 6 + 1) / 4 * 0.5)
-    assert reward.stats["reward/preference"] == pytest.approx(62 / 3)
+    assert reward.parts["reward/length_penalty"] == [0.0, 2.0, 3.0, 0.5]
 
 
 def test_the_guard_takes_off_the_probability_of_what_is_not_clean(guard):
@@ -47,7 +46,7 @@ def test_the_guard_takes_off_the_probability_of_what_is_not_clean(guard):
         for score, p in zip(base(prompts=[], completions=TEXTS), clean, strict=True)
     ]
     assert [x for x in call(reward) if x is not None] == pytest.approx([x for x in expected if x is not None])
-    assert reward.stats["reward/gibberish_penalty"] == pytest.approx(3 * (1 - sum(clean) / 4))
+    assert reward.parts["reward/gibberish_penalty"] == pytest.approx([3 * (1 - p) for p in clean])
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.tiny import perturb_weights, ragged_batch, tiny_llama, tiny_tokenizer
-from tests.trainer.test_ppo import BATCH, QUERY_LENGTHS, RESPONSE_LENGTHS, SCORES, assert_same, weights
+from tests.trainer.test_ppo import BATCH, RESPONSE_LENGTHS, SCORES, assert_same, weights
 from trl import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer, create_reference_model, set_seed
 from trl.core import gae, logprobs_from_logits, masked_whiten, ppo_loss
 from trl.models import RewardModel

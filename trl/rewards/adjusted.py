@@ -1,7 +1,7 @@
 """A preference score with what it misses taken off: a penalty for short texts, a guard against gibberish."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Literal, get_args
 
 if TYPE_CHECKING:
@@ -15,8 +15,8 @@ class AdjustedReward:
     """``reward - length_penalty * missing words - gibberish_penalty * P(gibberish)``.
 
     A reward model that was trained on whole summaries can be talked into high scores by texts that are too short or
-    not language at all; both adjustments are off unless asked for. After a call, ``stats`` holds the batch's means of
-    all parts, under ``reward/*``.
+    not language at all; both adjustments are off unless asked for. After a call, ``parts`` holds what each sample got of
+    every part, under ``reward/*``, NaN for "no verdict".
 
     Args:
         reward: scores prompts and completions; its None (no verdict) stays None.
@@ -50,7 +50,7 @@ class AdjustedReward:
         self._reward, self._guard, self._nan_policy = reward, guard, nan_policy
         self._length_penalty, self._min_words, self._gibberish_penalty = length_penalty, min_words, gibberish_penalty
         self._clean = guard.label_index([clean_label]) if guard is not None else 0
-        self.stats: Mapping[str, float] = {}
+        self.parts: dict[str, list[float]] = {}
 
     def __call__(self, *, prompts: Sequence[str], completions: Sequence[str], **columns: object) -> list[float | None]:
         """One number per completion, None for "no verdict"."""
@@ -58,11 +58,12 @@ class AdjustedReward:
         missing = [max(0, self._min_words - len(text.split())) for text in completions]
         short = [self._length_penalty * count for count in missing]
         gibberish = [None if p is None else self._gibberish_penalty * p for p in self._gibberish(completions)]
-        self.stats = {"reward/preference": _mean(scores)}
+        parts: dict[str, Sequence[float | None]] = {"reward/preference": scores}
         if self._length_penalty:
-            self.stats |= {"reward/length_penalty": _mean(short)}
+            parts["reward/length_penalty"] = short
         if self._guard is not None:
-            self.stats |= {"reward/gibberish_penalty": _mean(gibberish)}
+            parts["reward/gibberish_penalty"] = gibberish
+        self.parts = {name: [math.nan if v is None else v for v in values] for name, values in parts.items()}
         totals: list[float | None] = []
         for score, words, noise in zip(scores, short, gibberish, strict=True):
             if noise is None and self._nan_policy == "renormalise":
@@ -75,8 +76,3 @@ class AdjustedReward:
             return [0.0] * len(texts)
         clean = self._guard.logits(texts).softmax(dim=1)[:, self._clean].tolist()
         return [None if math.isnan(p) else 1 - p for p in clean]
-
-
-def _mean(values: Sequence[float | None]) -> float:
-    real = [value for value in values if value is not None and not math.isnan(value)]
-    return sum(real) / len(real) if real else math.nan
