@@ -82,7 +82,7 @@ def test_groups_share_a_batch():
     groups = [[0, 1, 2], [3], [4, 5], [6, 7, 8, 9, 10, 11], [12]]
     for seed in range(20):
         batches = pack(groups, 4, seed)
-        assert sorted(sum(batches, [])) == list(range(13))
+        assert sorted(i for batch in batches for i in batch) == list(range(13))
         for group in groups:
             assert sum(set(group) <= set(batch) for batch in batches) == 1
         assert all(len(batch) <= 4 or batch == groups[3] for batch in batches)
