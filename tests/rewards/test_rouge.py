@@ -138,6 +138,12 @@ def test_attribution_marks_the_words_that_the_human_summary_does_not_have() -> N
     assert quotes(" big dogs", label, "A big day") == ("ok", ["dogs"])  # 40 for "A big day", 33 for the other
 
 
+def test_a_word_that_rouge_counts_twice_hides_no_other() -> None:
+    assert quotes(" The 33-year ban is off, he's sad", "The judge") == ("ok", ["33-year ban is off, he's sad"])
+    many = " ".join(f"word{number}" for number in range(25))
+    assert quotes(f" The judge {many} it's", "The judge") == ("ok", [f"{many} it's"])
+
+
 def test_attribution_says_nothing_where_rouge_is_zero() -> None:
     """No word can be left out for worse: that is no praise."""
     assert quotes(" nothing in common", "Police found the dog") == ("failed", [])
