@@ -54,6 +54,10 @@ def error(status: int, message: str = "no", param: str | None = None, **headers:
     return Answer(status, json.dumps(body).encode(), names)
 
 
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 128  # of the default 5, a burst of connections overflows the queue and waits for whole seconds
+
+
 class FakeOpenAI:
     """``requests``: JSON bodies received, in order; ``keys``: bearer tokens; ``most_at_once``: concurrency."""
 
@@ -100,7 +104,7 @@ class FakeOpenAI:
             def log_message(self, format: str, *args: Any) -> None:
                 pass
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = _Server(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
 

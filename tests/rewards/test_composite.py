@@ -1,0 +1,136 @@
+"""Composites: the total, what missing rewards do to it, order, and waiting side by side."""
+
+import math
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.fake_openai import FakeOpenAI, completion
+from tests.fake_reward import FakeReward, reward_reply
+from tests.rewards.reward_configs import composite, judge, service, string_match
+from trl.rewards import load_reward
+from trl.rewards.composite import weighted_mean
+from trl.rewards.schema import sum_is_zero
+from trl.rewards.scoring import clipped
+
+NAN = math.nan
+SLOW = string_match("slow", "REGEX_CONTAINS", r"^(a|aa)+$")
+"""No verdict on :data:`ENDLESS`."""
+ENDLESS = "a" * 60 + "b"
+numbers = st.floats(-1, 1)
+weights = st.floats(-10, 10)
+
+
+def test_the_total_is_the_weighted_mean():
+    config = composite(
+        string_match("right"), string_match("long", "REGEX_CONTAINS", ".{5}", wrong=0.0), weights=[3.0, 1.0]
+    )
+    with load_reward(config) as reward:
+        assert reward.names == ("right", "long")
+        columns = {"completions": ["4", "four and", "5"], "references": [{"answer": "4"}] * 3}
+        assert reward(**columns) == [0.75, -0.5, -0.75]
+
+
+def test_rewards_are_clipped_before_the_total():
+    with load_reward(composite(string_match("a", correct=9), string_match("b", correct=0))) as reward:
+        assert reward(completions=["4"], references=[{"answer": "4"}]) == [0.5]
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"), [("strict", [NAN, NAN]), ("renormalise", [1.0, -1.0])], ids=["strict", "renormalise"]
+)
+def test_a_missing_reward(policy, expected):
+    config = composite(string_match("right"), SLOW, weights=[1.0, 3.0])
+    with load_reward(config, nan_policy=policy) as reward:
+        results = reward.details(completions=[ENDLESS] * 2, references=[{"answer": ENDLESS}, {"answer": "4"}])
+    assert [result.reward for result in results] == pytest.approx(expected, nan_ok=True)
+    assert math.isnan(results[0].components[1].reward)
+    reason = "slow: the regular expression took more than 1 s"
+    assert [result.error for result in results] == ([reason] * 2 if policy == "strict" else [None, None])
+
+
+def test_nothing_left_is_no_reward_under_either_policy():
+    for policy in ("strict", "renormalise"):
+        with load_reward(composite(SLOW, {**SLOW, "rewardName": "too"}), nan_policy=policy) as reward:
+            (result,) = reward.details(completions=[ENDLESS])
+        assert math.isnan(result.reward)
+        assert result.error.count("took more than") == 2
+
+
+def test_weights_of_what_is_left_that_cancel():
+    config = composite(string_match("a"), string_match("b"), SLOW, weights=[1.0, -1.0, 1.0])
+    with load_reward(config, nan_policy="renormalise") as reward:
+        (result,) = reward.details(completions=[ENDLESS], references=[{"answer": "4"}])
+    assert math.isnan(result.reward)
+    assert "slow: " in result.error
+
+
+def test_no_samples():
+    with load_reward(composite(string_match("a"), string_match("b"))) as reward:
+        assert reward(completions=[]) == []
+        assert reward.submit(completions=[], references=[]).stats == {}
+
+
+def test_sixteen_with_mixed_backends_take_as_long_as_the_slowest_and_keep_order():
+    """7 judges, 5 services and 4 string matches, each judge and service 0.6 s per answer: alone 7.2 s."""
+    delay, samples = 0.6, 8
+    texts = [str(number) for number in range(samples)]
+
+    def rate(body):
+        number = int(body["messages"][0]["content"].removeprefix("Rate "))
+        return completion(str(number / 10), delay=delay)
+
+    def serve(body, _):
+        return reward_reply(int(body["response"]["parts"][0]["text"]) / 10, delay=delay)
+
+    with FakeOpenAI(rate) as llm, FakeReward(serve) as remote:
+        configs = [judge(f"judge {i}", model=f"model-{i}") for i in range(7)]
+        configs += [service(remote.url, f"service {i}") for i in range(5)]
+        configs += [string_match(f"match {i}", "REGEX_CONTAINS", f"^{i}$", wrong=0.0) for i in range(4)]
+        with load_reward(composite(*configs), base_url=llm.url) as reward:
+            begin = time.perf_counter()
+            results = reward.details(completions=texts)
+            took = time.perf_counter() - begin
+    for number, result in enumerate(results):
+        matched = [1.0 if number == i else 0.0 for i in range(4)]
+        assert [each.reward for each in result.components] == [number / 10] * 12 + matched
+        assert result.reward == pytest.approx((number / 10 * 12 + sum(matched)) / 16)
+    assert llm.most_at_once >= 7 and remote.most_at_once >= 5
+    assert took < 3 * delay
+
+
+# --- properties
+
+
+@given(st.floats(allow_nan=True, allow_infinity=True))
+def test_clipping(value):
+    result = clipped(value)
+    assert math.isnan(result) if math.isnan(value) else -1 <= result <= 1
+    assert result == value or math.isnan(value) or abs(value) > 1
+
+
+@given(st.lists(st.tuples(st.one_of(numbers, st.just(NAN)), weights), max_size=16))
+def test_nan_policies(pairs):
+    rewards, given_weights = [r for r, _ in pairs], [w for _, w in pairs]
+    left = [(r, w) for r, w in pairs if not math.isnan(r)]
+    strict = weighted_mean(rewards, given_weights, "strict")
+    renormalised = weighted_mean(rewards, given_weights, "renormalise")
+    if len(left) < len(pairs):
+        assert math.isnan(strict)
+    else:
+        assert strict == pytest.approx(renormalised, nan_ok=True)
+    if sum_is_zero([w for _, w in left]):
+        assert math.isnan(renormalised)
+    else:
+        expected = sum(r * w for r, w in left) / sum(w for _, w in left)
+        assert renormalised == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+@given(st.lists(st.tuples(numbers, st.floats(0, 10)), min_size=1, max_size=16))
+def test_a_mean_with_positive_weights_lies_between_its_rewards(pairs):
+    rewards, given_weights = [r for r, _ in pairs], [w for _, w in pairs]
+    total = weighted_mean(rewards, given_weights, "strict")
+    if not math.isnan(total):
+        assert min(rewards) - 1e-9 <= total <= max(rewards) + 1e-9
