@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 SECONDS = 60.0
 """What one answer may take."""
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _FIELDS = ("prompt", "response", "system_instruction")
 
 
@@ -161,8 +163,8 @@ def _values(sample: Sample) -> dict[str, Any]:
 
 
 def _number(text: str) -> float | None:
-    try:
-        number = float(text)
-    except ValueError:
+    """The number that ``text`` is; float() alone would take "1_0" and "nan"."""
+    if not _NUMBER.fullmatch(text.strip()):
         return None
+    number = float(text)
     return number if math.isfinite(number) else None

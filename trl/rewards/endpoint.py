@@ -23,6 +23,8 @@ from trl.limits import RateLimit, run_share
 
 logger = logging.getLogger(__name__)
 
+_HEADER_LOGGERS = ("httpcore", "httpcore2")
+"""At DEBUG they write down every header that a server sends, and a server may echo the key in one."""
 LONGEST_REPLY = 1_000_000
 """Bytes; a reply that is longer is no answer."""
 LONGEST_WAIT = 120.0
@@ -95,6 +97,9 @@ class JsonEndpoint:
         self._client = httpx.AsyncClient(
             headers=given, timeout=timeout, limits=httpx.Limits(max_connections=self._workers)
         )
+        for name in _HEADER_LOGGERS:
+            if logging.getLogger(name).level == logging.NOTSET:
+                logging.getLogger(name).setLevel(logging.INFO)
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="json-endpoint", daemon=True).start()
 
