@@ -40,7 +40,7 @@ def main() -> None:
     _send(replies, "ready")
     with contextlib.suppress(ValueError, OSError):  # the limit in force is lower, or there is none here
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
-    # the answer must be LaTeX: anything else is too easily matched by chance; a box counts before other formulas
+    # a plain number would too easily be right by chance; what is in a box counts before other formulas
     latex = LatexExtractionConfig(
         normalization_config=NormalizationConfig(units=True), boxed_match_priority=0, try_extract_without_anchor=False
     )
