@@ -74,6 +74,22 @@ def run(*command: str | Path) -> str:
     return done.stdout
 
 
+def launch(bf16: bool, folder: Path, *command: str | Path) -> dict[str, Any]:
+    """Train with one of the scripts as a user would; what it took: KL at the end, the critic's calls, minutes."""
+    started = time.perf_counter()
+    launcher = ["-m", "accelerate.commands.launch", "--num_processes=1", "--num_machines=1", "--dynamo_backend=no"]
+    launcher += [f"--num_cpu_threads_per_process={os.cpu_count()}"]  # accelerate's default is 1
+    launcher += ["--mixed_precision=bf16" if bf16 else "--mixed_precision=no"]
+    run(*launcher, *command, "--preset=builtin", f"--output_dir={folder}", "--overwrite")
+    metrics = read_jsonl(folder / "metrics.jsonl")
+    return {
+        "KL (last 5 steps)": sum(row.get("objective/kl", 0.0) for row in metrics[-5:]) / len(metrics[-5:]),
+        "critic calls": int(sum(row.get("critic/requests", 0) for row in metrics)),
+        "critic cost": "$0 (local)",
+        "minutes": round((time.perf_counter() - started) / 60, 1),
+    }
+
+
 def sentiment_columns(args: Args, model: str | Path, prompts: Path, generations: Path) -> dict[str, Any]:
     """Continues the prompts; how many continuations are positive, by the evaluator and by the reward model."""
     reward, evaluator = "builtin:sentiment", "builtin:sentiment-eval"
@@ -133,24 +149,6 @@ TASKS = {
 }
 
 
-def train(args: Args, arm: str, folder: Path) -> dict[str, Any]:
-    """Train one arm as a user would; returns what that took: KL at the end, the critic's calls, minutes."""
-    started, task = time.perf_counter(), TASKS[args.task]
-    command = ["-m", "accelerate.commands.launch", "--num_processes=1", "--num_machines=1", "--dynamo_backend=no"]
-    command += [f"--num_cpu_threads_per_process={os.cpu_count()}"]  # accelerate's default is 1
-    command += ["--mixed_precision=bf16" if args.bf16 else "--mixed_precision=no", *task.script, "--preset=builtin"]
-    command += [f"--steps={args.steps}", f"--seed={args.seed}", f"--output_dir={folder}", "--overwrite"]
-    critic = ["--use_intrinsic_reward", f"--critic={args.critic}", *task.critic] if arm == "ppo_critic" else []
-    run(*command, *critic)
-    metrics = read_jsonl(folder / "metrics.jsonl")
-    return {
-        "KL (last 5 steps)": sum(row["objective/kl"] for row in metrics[-5:]) / len(metrics[-5:]),
-        "critic calls": int(sum(row.get("critic/requests", 0) for row in metrics)),
-        "critic cost": "$0 (local)",
-        "minutes": round((time.perf_counter() - started) / 60, 1),
-    }
-
-
 def evaluate(args: Args, model: str | Path, folder: Path, name: str) -> dict[str, Any]:
     """One row of the table: the task's own columns, mean reward, perplexity under the base model, diversity."""
     generations, scored = folder / name / "generations.jsonl", folder / name / "perplexity.jsonl"
@@ -171,7 +169,8 @@ def evaluate(args: Args, model: str | Path, folder: Path, name: str) -> dict[str
 def main(args: Args) -> None:
     from transformers import AutoTokenizer
 
-    out = Path(args.output_dir or TASKS[args.task].output_dir).resolve()
+    task = TASKS[args.task]
+    out = Path(args.output_dir or task.output_dir).resolve()
     print(f"1/4  Two trainings of {args.steps} steps on {BASE}, then an evaluation; results in {out}", flush=True)
     for stale in [*ARMS, "eval"]:
         shutil.rmtree(out / stale, ignore_errors=True)
@@ -179,11 +178,12 @@ def main(args: Args) -> None:
     took: dict[str, dict[str, Any]] = {}
     for number, arm in enumerate(ARMS, start=1):
         print(f"2/4  Training {number} of {len(ARMS)}: {arm}", flush=True)
-        took[arm] = train(args, arm, out / arm)
+        critic = ["--use_intrinsic_reward", f"--critic={args.critic}", *task.critic] if arm == "ppo_critic" else []
+        took[arm] = launch(args.bf16, out / arm, *task.script, f"--steps={args.steps}", f"--seed={args.seed}", *critic)
 
     print("3/4  Evaluating base, ppo and ppo_critic on held-out prompts", flush=True)
     tokenizer = AutoTokenizer.from_pretrained(resolve_model(BASE))
-    held_out = TASKS[args.task].held_out(tokenizer, seed=args.seed, limit=args.eval_prompts)
+    held_out = task.held_out(tokenizer, seed=args.seed, limit=args.eval_prompts)
     lines = (json.dumps({"prompt": {"text": row["query"]}}) + "\n" for row in held_out)
     (out / "eval" / "prompts.jsonl").write_text("".join(lines))
     models: dict[str, str | Path] = {"base": BASE, **{arm: out / arm for arm in ARMS}}

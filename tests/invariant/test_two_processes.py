@@ -28,11 +28,11 @@ def run(results: Path, *command: str) -> list[dict]:
     return [json.loads(file.read_text()) for file in sorted(results.iterdir())]
 
 
-@pytest.mark.parametrize("shared", ["0", "2"])
-def test_two_processes_equal_one(shared, tmp_path):
-    [alone] = run(tmp_path / "alone", WORKER, shared)
+@pytest.mark.parametrize("kind", ["plain", "trunk cache", "value model"])
+def test_two_processes_equal_one(kind, tmp_path):
+    [alone] = run(tmp_path / "alone", WORKER, kind)
     launcher = ("-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone")
-    pair = run(tmp_path / "pair", *launcher, WORKER, shared)
+    pair = run(tmp_path / "pair", *launcher, WORKER, kind)
     assert [result["world"] for result in pair] == [2, 2]
     assert pair[0]["weights"] == pair[1]["weights"]
     assert pair[0]["weights"] == pytest.approx(alone["weights"], rel=1e-6)
