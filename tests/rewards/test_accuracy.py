@@ -63,8 +63,10 @@ def test_verdicts() -> None:
     # a formula must be in a box or announced; a plain number is no answer
     assert accuracy_reward(["So $2$.", "It is 2.", "So the answer is $2$."], ["2"] * 3) == [0.0, 0.0, 1.0]
     # the box counts before another formula, the last box before the first
-    assert accuracy_reward([r"\boxed{1} or $2$", "\\boxed{2}\nNo: \\boxed{1}"], ["1", "1"]) == [1.0, 1.0]
-    # boxes in one sentence are one answer with several values
+    assert accuracy_reward(
+        [r"\boxed{1} or $2$", r"\boxed{2}. On second thoughts, it is rather \boxed{1}"], ["1", "1"]
+    ) == [1.0, 1.0]
+    # boxes close to each other are one answer with several values
     assert accuracy_reward([r"\boxed{1} and \boxed{2}"] * 2, ["1", r"$\{1, 2\}$"]) == [0.0, 1.0]
 
 
