@@ -63,9 +63,8 @@ def test_verdicts() -> None:
     # a formula must be in a box or announced; a plain number is no answer
     assert accuracy_reward(["So $2$.", "It is 2.", "So the answer is $2$."], ["2"] * 3) == [0.0, 0.0, 1.0]
     # the box counts before another formula, the last box before the first
-    assert accuracy_reward(
-        [r"\boxed{1} or $2$", r"\boxed{2}. On second thoughts, it is rather \boxed{1}"], ["1", "1"]
-    ) == [1.0, 1.0]
+    changed_mind = r"\boxed{2}. But that left out the first of the cases that the question names, so it is \boxed{1}"
+    assert accuracy_reward([r"\boxed{1} or $2$", changed_mind], ["1", "1"]) == [1.0, 1.0]
     # boxes close to each other are one answer with several values
     assert accuracy_reward([r"\boxed{1} and \boxed{2}"] * 2, ["1", r"$\{1, 2\}$"]) == [0.0, 1.0]
 

@@ -48,8 +48,8 @@ def accuracy_reward(
 ) -> list[float | None]:
     r"""1.0 where the completion's answer equals the solution mathematically, else 0.0.
 
-    The answer is LaTeX in ``\boxed{…}`` (the last one counts; boxes within a few characters are one answer with
-    several values), or without a box a formula that is announced, as in "the answer is $2$"; the solution may be
+    The answer is LaTeX in ``\boxed{…}`` (the last one counts; boxes less than a sentence apart can be one answer
+    with several values), or without a box a formula that is announced, as in "the answer is $2$"; the solution may be
     LaTeX or a plain expression. A completion without an answer that can be read, or whose check overran the
     deadline, gets 0.0. No verdict (None) where the solution is None, cannot be parsed, or not within the deadline.
 
