@@ -9,6 +9,7 @@ import tyro
 
 from trl.run import RunArgs, ToxicityArgs, parse_args, prepare_output_dir
 from trl.trainer.config import PPOConfig
+from trl.trainer.supervised_config import SupervisedConfig
 
 
 @dataclass
@@ -55,3 +56,23 @@ def test_run_json_holds_no_key_and_no_password(tmp_path, monkeypatch):
     text = (prepare_output_dir(args) / "run.json").read_text()
     assert not any(secret in text for secret in ("KEY-1234", "KEY-9999", "PASS-5678"))
     assert json.loads(text)["args"]["critic_base_url"] == "https://***@host/v1"
+
+
+@pytest.mark.parametrize(
+    ("argv", "path"),
+    [
+        (["--resume"], "latest"),
+        (["--resume", "--batch_size", "4"], "latest"),
+        (["--resume", "out/checkpoint-3"], "out/checkpoint-3"),
+        (["--resume=out/checkpoint-3", "--seed", "1"], "out/checkpoint-3"),
+        ([], None),
+    ],
+)
+def test_resume_works_without_a_path(argv, path):
+    @dataclass
+    class Supervised(SupervisedConfig):
+        """Settings of a supervised task."""
+
+        overwrite: bool = False
+
+    assert parse_args(Supervised, argv).resume == path

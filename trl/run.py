@@ -11,13 +11,14 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, TypeVar
 
 import tyro
 
 from trl.builtin import BuiltinError
 from trl.jsonl import DataFileError
 from trl.trainer.config import PPOConfig
+from trl.trainer.supervised_config import LATEST
 
 logger = logging.getLogger(__name__)
 
@@ -211,16 +212,30 @@ class ToxicityArgs(RunArgs):
         return super().environment_name if self.scorer_kind == "classifier" else self.scorer_kind
 
 
-T = TypeVar("T", bound=RunArgs)
+class ScriptArgs(Protocol):
+    """What every script's settings are, of PPO and of supervised training: a dataclass with these."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+    output_dir: OutputDir
+    overwrite: bool
+
+    @classmethod
+    def builtin(cls) -> Self:
+        """The settings of ``--preset builtin``."""
+        ...
+
+
+T = TypeVar("T", bound=ScriptArgs)
 
 
 def parse_args(cls: type[T], argv: Sequence[str] | None = None) -> T:
     """Read the command line into ``cls``; exits with one clear line on values that can't be right.
 
-    PPOConfig's fields are written ``--ppo_config.X`` or ``--X``; dashes and underscores are the same.
+    PPOConfig's fields are written ``--ppo_config.X`` or ``--X``; dashes and underscores are the same. ``--resume``
+    without a path is the newest checkpoint.
     """
     argv = list(sys.argv[1:] if argv is None else argv)
-    argv = [_without_prefix(word) for word in argv]
+    argv = _with_latest([_without_prefix(word) for word in argv])
     try:
         default = cls.builtin() if _wants_builtin(argv) else cls()
         return tyro.cli(cls, args=argv, default=default, use_underscores=True, description=cls.__doc__)
@@ -233,6 +248,15 @@ def _without_prefix(word: str) -> str:
         if word.startswith(prefix):
             return "--" + word.removeprefix(prefix)
     return word
+
+
+def _with_latest(argv: Sequence[str]) -> list[str]:
+    words = []
+    for word, following in itertools.zip_longest(argv, argv[1:]):
+        words.append(word)
+        if word == "--resume" and (following is None or following.startswith("--")):
+            words.append(LATEST)
+    return words
 
 
 def _wants_builtin(argv: Sequence[str]) -> bool:
@@ -258,7 +282,7 @@ def start_logging(is_main: bool = True) -> None:
         logging.getLogger(chatty).setLevel(logging.WARNING)
 
 
-def prepare_output_dir(args: RunArgs, is_main: bool = True) -> Path:
+def prepare_output_dir(args: ScriptArgs, is_main: bool = True) -> Path:
     """Create the run folder and write run.json (command and settings, which hold no key).
 
     An earlier run there is an error unless ``--overwrite`` was given: results are not lost by repeating a
@@ -274,7 +298,7 @@ def prepare_output_dir(args: RunArgs, is_main: bool = True) -> Path:
             )
         for stale in ("metrics.jsonl", "samples.jsonl", "critiques.jsonl"):
             (folder / stale).unlink(missing_ok=True)
-        for checkpoint in folder.glob("step-*/"):
+        for checkpoint in (*folder.glob("step-*/"), *folder.glob("checkpoint-*/")):
             shutil.rmtree(checkpoint)
     folder.mkdir(parents=True, exist_ok=True)
     recorded = {name: value for name, value in asdict(args).items() if name != "perspective_api"}
