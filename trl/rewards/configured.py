@@ -1,5 +1,6 @@
 """Rewards from a configuration file: ``load_reward("reward.json")`` gives a reward function like any other."""
 
+import contextlib
 import functools
 import logging
 import math
@@ -197,7 +198,13 @@ def load_reward(
     source = "reward configuration" if isinstance(path_or_dict, Mapping) else str(path_or_dict)
     rewards = read_config(path_or_dict)
     services = _Services(source, timeout, base_url, judge or JudgeSettings(), allow_http, tuning_job_id)
-    return ConfiguredReward(rewards, [services.scorer(each) for each in rewards], nan_policy, source)
+    with contextlib.ExitStack() as undo:  # what one reward opened is closed when another can't be made
+        scorers = []
+        for each in rewards:
+            scorers.append(services.scorer(each))
+            undo.callback(scorers[-1].close)
+        undo.pop_all()
+    return ConfiguredReward(rewards, scorers, nan_policy, source)
 
 
 @dataclass
