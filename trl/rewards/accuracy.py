@@ -62,7 +62,7 @@ def accuracy_reward(
     Raises ``ValueError`` for lists of different length and for samples of another form (naming them),
     ``ImportError`` if math-verify is not installed.
     """
-    return _judge(_texts(completions), completions, solution, log_extra)
+    return _judge(_texts(completions), solution, log_extra)
 
 
 def reasoning_accuracy_reward(
@@ -82,7 +82,7 @@ def reasoning_accuracy_reward(
     if isinstance(delimiters, str) or not delimiters or not all(isinstance(d, str) and d for d in delimiters):
         raise ValueError(f"reasoning_delimiters is {delimiters!r}; expected a list of strings that are not empty")
     answers = [_after_last(text, delimiters) for text in _texts(completions)]
-    return _judge(answers, completions, solution, log_extra)
+    return _judge(answers, solution, log_extra)
 
 
 @dataclass(frozen=True)
@@ -173,13 +173,10 @@ def _after_last(text: str, delimiters: Sequence[str]) -> str | None:
 
 
 def _judge(
-    answers: Sequence[str | None],
-    completions: Sequence[Completion],
-    solution: Sequence[str | None],
-    log_extra: LogExtra | None,
+    answers: Sequence[str | None], solution: Sequence[str | None], log_extra: LogExtra | None
 ) -> list[float | None]:
     """The rewards of both functions. An answer of None is one that was never come to."""
-    _check_lengths(completions=completions, solution=solution)
+    _check_lengths(completions=answers, solution=solution)
     for sample, gold in enumerate(solution):
         if not isinstance(gold, str | None):
             raise ValueError(f"solution[{sample}] is {gold!r:.100}; expected one string, or None for 'no verdict'")
@@ -238,7 +235,7 @@ class _Worker:
                 env={name: os.environ[name] for name in _INHERITED if name in os.environ} | {"PYTHONHASHSEED": "0"},
                 start_new_session=True,  # Ctrl-C is for the parent, which ends the workers in its own time
             )
-        self._replies = self._socket.makefile("rb")
+        self._unread = b""
         try:
             greeting = self._receive(time.monotonic() + START_DEADLINE)
         except (OSError, EOFError) as error:
@@ -276,15 +273,17 @@ class _Worker:
 
     def forget(self) -> None:
         """Let go of the connection only: in a fork of the process that the worker belongs to."""
-        self._replies.close()
         self._socket.close()
 
     def _receive(self, deadline: float) -> Any:
-        # more than 0, which would mean "do not wait"
-        self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
-        line = self._replies.readline()
-        if not line.endswith(b"\n"):
-            raise EOFError
+        # not by a file object of the socket: its lock may be held forever in a fork
+        while b"\n" not in self._unread:
+            self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))  # 0 would mean "do not wait"
+            received = self._socket.recv(2**16)
+            if not received:
+                raise EOFError
+            self._unread += received
+        line, _, self._unread = self._unread.partition(b"\n")
         return json.loads(line)
 
 
