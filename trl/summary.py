@@ -1,11 +1,17 @@
 """What the two summarization scripts share: their settings, and an environment that is asked by document."""
 
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from trl.run import CriticKind, RunArgs, check_lengths
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger(__name__)
 
 Reward = Callable[..., Sequence[float | None]]
 
@@ -51,7 +57,8 @@ class RLHFArgs(SummaryArgs):
     reward_model_ckpt_path: str | None = None
     """Reward model: a folder of reward_model_summ.py, or the public 6B layout (needs --reward_model_config)."""
     reward_model_config: str | None = None
-    """Model that gives configuration and tokenizer to a checkpoint that has none (the 6B layout: its SFT model)."""
+    """Model that gives configuration and tokenizer to the public 6B layout (its SFT model), which is then read as it was
+    trained: <|startoftext|> before a text, no EOS after it."""
     reward_model_device: str | None = None
     """Device of the reward model, such as cpu or cuda:1; default: the policy's."""
     rw_batch_size: int = 16
@@ -128,3 +135,22 @@ def of_documents(reward: Reward, rows: Sequence[Mapping[str, Any]]) -> Reward:
         )
 
     return of
+
+
+def locate_device(name: str | None) -> "torch.device":
+    """A device as flags name it: 0 is cuda:0, as published commands have it; None an accelerator if there is one.
+
+    Where there is no such GPU, the CPU takes its place, with a warning. Exits with one line where it is no device.
+    """
+    import torch
+
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(f"cuda:{name}" if name.isdigit() else name)
+    except RuntimeError as error:
+        raise SystemExit(f"error: {name!r} is no device such as 0, cuda:0 or cpu ({error})") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        logger.warning("there is no device %s here: the CPU takes its place", device)
+        return torch.device("cpu")
+    return device

@@ -1,0 +1,179 @@
+"""How good are a language model's summaries? ROUGE against the human ones, and the score of a reward model.
+
+    python eval_scripts/summ_eval.py --model_name outputs/summ_rouge --save_path scores.csv \
+        --num_samples_to_eval 6000 --reward_model_ckpt_path outputs/reward_model --reward_model_device 0 \
+        --output_max_length 50 --batch_size 20 --rw_batch_size 20
+
+Every sample is a row of SAVE_PATH: pred, truth, post, pref_score, rouge1, rouge2, rougeL, rougeLsum (F1 x 100, stemmed;
+the summary, the human one, the prompt; a score that there is not is an empty cell).
+Finished batches are kept in SAVE_PATH.rows.jsonl: interrupted runs continue when the same command is given again.
+"""
+
+import csv
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tyro
+
+import trl
+
+if vars(trl).get("DISTRIBUTION") != "relc":
+    sys.exit(f"'trl' from {trl.__path__[0]} is not relc's: pip uninstall trl, then pip install -e . here")
+
+from trl.builtin import BuiltinError
+from trl.jsonl import DataFileError, Row, dump_line, run_resumable
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+    from trl.rewards.rouge import RougeKind
+
+MEASURES: tuple["RougeKind", ...] = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+COLUMNS = ("pred", "truth", "post", "pref_score", *MEASURES)
+
+Preference = Callable[..., Sequence[float | None]]
+
+
+@dataclass
+class Args:
+    model_name: str
+    """Causal language model: hub id, local folder (also one of a LoRA adapter), or builtin: name."""
+    save_path: Path
+    """The CSV file, written when all samples are scored."""
+    dataset: str = "CarperAI/openai_summarize_tldr"
+    """Prompts and human summaries: hub id, local file or folder, or builtin:tldr."""
+    split: str = "test"
+    """Split of the data set; a single local file is train."""
+    num_samples_to_eval: int = 6000
+    """A longer split is cut to a seeded random sample of this many rows, in its order."""
+    output_max_length: int = 50
+    """Most new tokens per summary."""
+    output_min_length: int = 0
+    """Fewest new tokens: the end-of-sequence token is forbidden before that."""
+    do_sample: bool = False
+    """Sample (temperature 1, nothing cut off) instead of taking the likeliest token."""
+    batch_size: int = 20
+    """Prompts per batch."""
+    reward_model_ckpt_path: str | None = None
+    """Reward model: a folder of reward_model_summ.py, or the public 6B layout (needs --reward_model_config)."""
+    reward_model_config: str | None = None
+    """Model that gives configuration and tokenizer to a checkpoint that has none (the 6B layout: its SFT model)."""
+    reward_model_device: str | None = None
+    """Device of the reward model: 0 or cuda:0, cpu, ...; default: an accelerator if there is one."""
+    rw_batch_size: int = 20
+    """Summaries per pass of the reward model."""
+    seed: int = 0
+    """Seeds the choice of rows, the intervals and, together with the batch's index, its samples."""
+
+
+def main(args: Args) -> None:
+    # 1. model and posts
+    from trl.data.summarization import answer
+    from trl.generation import Sampling, batch_seed, load_causal_lm, sample_continuations
+    from trl.rewards import RougeReward
+
+    rows_file = args.save_path.with_name(args.save_path.name + ".rows.jsonl")
+    if args.save_path.exists() and not rows_file.exists():
+        raise DataFileError(f"{args.save_path} exists and {rows_file.name} does not: choose another --save_path")
+    try:
+        lengths = {"max_new_tokens": args.output_max_length, "min_new_tokens": args.output_min_length}
+        sampling = Sampling(**lengths, do_sample=args.do_sample)
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+    model, tokenizer = load_causal_lm(args.model_name)
+    rows, left_out = posts(args, model, tokenizer)
+
+    # 2. summaries and their scores, chunk by chunk
+    measures = {name: RougeReward(name) for name in MEASURES}
+    preference = load_preference(args)
+
+    def process(index: int, chunk: list[Row]) -> list[Row]:
+        prompts, truths = [row["prompt"] for row in chunk], [row["label"] for row in chunk]
+        groups = sample_continuations(model, tokenizer, prompts, sampling, seed=batch_seed(args.seed, index))
+        preds = [text.strip() for [text] in groups]
+        columns: dict[str, Sequence[Any]] = {"pred": preds, "truth": truths, "post": prompts}
+        columns["pref_score"] = preference(prompts=prompts, completions=[answer(pred) for pred in preds])
+        columns |= {name: rouge(completions=preds, references=truths) for name, rouge in measures.items()}
+        return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+
+    settings = {"script": "summ_eval", "model_name": args.model_name, **asdict(sampling)}
+    settings |= {"reward_model_ckpt_path": args.reward_model_ckpt_path, "batch_size": args.batch_size}
+    settings |= {"seed": args.seed}
+    results = run_resumable(rows, rows_file, process, settings=settings, chunk_size=args.batch_size, unit="post")
+
+    # 3. result
+    write_csv(args.save_path, results)
+    summary: Row = {"model": args.model_name, "dataset": args.dataset, "split": args.split}
+    summary |= {"samples": len(results), "left_out": left_out, "empty": sum(not row["pred"] for row in results)}
+    summary |= {"mean_words": sum(len(row["pred"].split()) for row in results) / len(results)}
+    summary |= {name: interval(results, name, args.seed) for name in ("pref_score", *MEASURES)}
+    print(dump_line({**summary, "save_path": str(args.save_path)}))
+
+
+def posts(args: Args, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> tuple[list[Row], int]:
+    """Rows with prompt and label, and how many are too long for the model and were left out."""
+    import numpy as np
+
+    from trl.data.summarization import load_summaries
+    from trl.metrics import position_limit
+
+    given = load_summaries(args.dataset, split=args.split)
+    longest = position_limit(model) - args.output_max_length
+    ids = tokenizer([row["prompt"] for row in given], verbose=False)["input_ids"]
+    rows = [row for row, prompt in zip(given, ids, strict=True) if len(prompt) <= longest]
+    if not rows:
+        raise DataFileError(f"{args.dataset}: no prompt leaves the model room for {args.output_max_length} tokens")
+    if len(rows) > args.num_samples_to_eval:
+        chosen = np.random.default_rng(args.seed).choice(len(rows), args.num_samples_to_eval, replace=False)
+        return [rows[index] for index in sorted(chosen)], len(given) - len(rows)
+    return rows, len(given) - len(rows)
+
+
+def load_preference(args: Args) -> Preference:
+    """The reward model as a reward function; without one, a function that has no verdicts."""
+    if args.reward_model_ckpt_path is None:
+        return lambda *, prompts, completions: [None] * len(completions)
+    import torch
+    from transformers import AutoTokenizer
+
+    from trl.builtin import locate_model
+    from trl.models import RewardModel
+    from trl.rewards import PreferenceReward
+    from trl.summary import locate_device
+
+    path, device = locate_model(args.reward_model_ckpt_path), locate_device(args.reward_model_device)
+    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
+    reward_model = RewardModel.from_pretrained(path, dtype=dtype, device=device, config_name=args.reward_model_config)
+    tokenizer = AutoTokenizer.from_pretrained(args.reward_model_config or path)
+    return PreferenceReward(reward_model, tokenizer, batch_size=args.rw_batch_size)
+
+
+def write_csv(path: Path, rows: list[Row]) -> None:
+    """All rows or nothing: an older file stays until the new one is on disk. No score is an empty cell."""
+    part = path.with_name(path.name + ".part")
+    with part.open("w", encoding="utf-8", newline="", errors="backslashreplace") as file:
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(part, path)
+
+
+def interval(rows: list[Row], name: str, seed: int) -> Row | None:
+    """Mean of one score with its 95 % bootstrap interval; None where no sample has it."""
+    from trl.metrics import bootstrap_interval
+
+    values = [row[name] for row in rows if row[name] is not None]
+    return {**bootstrap_interval(values, seed=seed)._asdict(), "samples": len(values)} if values else None
+
+
+if __name__ == "__main__":
+    try:
+        main(tyro.cli(Args, description=__doc__))
+    except (BuiltinError, DataFileError, OSError) as error:
+        sys.exit(f"error: {error}")
