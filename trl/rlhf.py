@@ -1,5 +1,7 @@
 """What four-model PPO needs besides the policy, as its flags describe it (Ouyang et al. 2022)."""
 
+from typing import Any
+
 import torch
 from peft import LoraConfig
 from transformers import PreTrainedTokenizerBase
@@ -7,9 +9,13 @@ from transformers import PreTrainedTokenizerBase
 from trl.builtin import locate_model
 from trl.data.sentiment import load_texts
 from trl.models import RewardModel
-from trl.rewards import AdjustedReward, PreferenceReward, TextClassifier
-from trl.summary import RLHFArgs
+from trl.rewards import PreferenceReward, TextClassifier
+from trl.rewards.adjusted import AdjustedReward
+from trl.summary import RLHFArgs, locate_device
 from trl.trainer.pretraining import PretrainingMix
+
+PUBLIC_TEXT: dict[str, Any] = {"prefix": "<|startoftext|>", "append_eos": False}
+"""How the public 6B reward model was trained to read a text."""
 
 
 def adapter(args: RLHFArgs) -> LoraConfig | None:
@@ -36,10 +42,21 @@ def pretraining_mix(args: RLHFArgs, tokenizer: PreTrainedTokenizerBase) -> Pretr
 
 
 def preference_environment(args: RLHFArgs, device: torch.device) -> tuple[AdjustedReward, RewardModel]:
-    """The reward model's score with its adjustments, and the reward model."""
-    model = RewardModel.from_pretrained(
+    """The reward model's score with its adjustments, and the reward model; ``device`` is where it goes by default."""
+    reward = PreferenceReward(
         locate_model(str(args.reward_model_ckpt_path)),
-        config_name=args.reward_model_config,
-        device=args.reward_model_device or device,
+        batch_size=args.rw_batch_size,
+        device=device if args.reward_model_device is None else locate_device(args.reward_model_device),
         dtype=torch.bfloat16 if args.bf16 else None,
+        config_name=args.reward_model_config,
+        **(PUBLIC_TEXT if args.reward_model_config is not None else {}),
     )
+    adjusted = AdjustedReward(
+        reward,
+        length_penalty=args.length_penalty,
+        min_words=args.min_words,
+        guard=None if args.gibberish_guard is None else TextClassifier(args.gibberish_guard),
+        gibberish_penalty=args.gibberish_penalty,
+        nan_policy=args.nan_policy,
+    )
+    return adjusted, reward.model
