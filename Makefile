@@ -1,5 +1,6 @@
 # make demo   the main job on a fresh machine, offline after the install
 # make demo-toxicity   the same for detoxification
+# make demo-summarization   supervised start, then PPO on ROUGE;  make demo-rlhf   on a reward model
 # make test   the tests;  make lint   format, lint, types
 PYTHON ?= python3
 VENV ?= .venv
@@ -9,13 +10,19 @@ TORCH := torch>=2.4,<2.14
 # waiting OpenMP threads that spin slow a busy machine 5 to 20 times; must be set before torch starts
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: demo demo-toxicity test lint install prepare
+.PHONY: demo demo-toxicity demo-summarization demo-rlhf test lint install prepare
 
 demo: prepare
 	$(BIN)/python examples/demo.py
 
 demo-toxicity: prepare
 	$(BIN)/python examples/demo.py --task toxicity --eval_prompts 40 --eval_returns 8
+
+demo-summarization: prepare
+	$(BIN)/python examples/demo_summarization.py
+
+demo-rlhf: prepare
+	$(BIN)/python examples/demo_summarization.py --reward preference
 
 test: prepare
 	$(BIN)/python -m pytest -q
