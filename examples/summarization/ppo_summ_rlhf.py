@@ -25,7 +25,6 @@ from trl.summary import RLHFArgs, of_documents
 from trl.trainer.config import PPOConfig
 
 CONFIG = PPOConfig(
-    model_name="gpt2-medium",
     query_dataset="CarperAI/openai_summarize_tldr",
     exp_name="ppo_summ_rlhf",
     learning_rate=1.41e-5,
@@ -54,12 +53,14 @@ class Args(RLHFArgs):
             batch_size=16,
             mini_batch_size=16,
         )
-        return cls(ppo_config=config, preset="builtin", num_shared_layers=20)
+        return cls(ppo_config=config, preset="builtin", num_shared_layers=20, output_max_length=40)
 
 
 def main() -> None:
     args = parse_args(Args)
     config = args.ppo_config
+    if config.model_name is None:
+        raise SystemExit("error: --model_name is needed: a supervised checkpoint, such as one of sft_summ.py")
     if args.reward_model_ckpt_path is None:
         raise SystemExit("error: --reward_model_ckpt_path is needed; reward_model_summ.py trains one")
     if config.score_clip is None:

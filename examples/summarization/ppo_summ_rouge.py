@@ -9,7 +9,8 @@ below a threshold, a critic is shown document, summary and score and quotes flaw
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import tyro
 
@@ -71,6 +72,7 @@ def main() -> None:
     from trl import AutoModelForCausalLMWithValueHead, LengthSampler, PPOTrainer, create_reference_model, set_seed
     from trl.builtin import locate_model
     from trl.data.summarization import load_summary_prompts
+    from trl.evaluation import HeldOut
     from trl.loop import RunRecord, dry_run, judge, make_intrinsic
     from trl.rewards import RougeReward
 
@@ -83,13 +85,15 @@ def main() -> None:
     # 1. data: posts that end in "TL;DR:", and their human summaries
     policy_path = locate_model(config.model_name)
     tokenizer = AutoTokenizer.from_pretrained(policy_path)
-    rows = load_summary_prompts(config.query_dataset, tokenizer, seed=config.seed)
+    load = partial(load_summary_prompts, config.query_dataset, tokenizer, seed=config.seed)
+    rows = load()
+    held_out_rows = load(split="valid", limit=args.eval_prompts) if args.eval_every else []
 
     # 2. models: policy with value head, frozen reference, environment reward
     model = AutoModelForCausalLMWithValueHead.from_pretrained(policy_path)
     reference = create_reference_model(model, args.num_shared_layers)
     trainer = PPOTrainer(config, model, reference, tokenizer, dataset=Dataset.from_list(rows))
-    environment = of_documents(RougeReward(args.rouge), rows)
+    environment = of_documents(RougeReward(args.rouge), rows + held_out_rows)
 
     # 3. critic: spans become token rewards
     lm, bounds = reference.pretrained_model, args.critic_score_bounds
@@ -102,11 +106,16 @@ def main() -> None:
     # 4. the loop: generate -> score -> critique -> merge -> step -> log
     lengths = LengthSampler(args.output_min_length, args.output_max_length)
     folder = prepare_output_dir(args, trainer.accelerator.is_main_process)
-    with RunRecord(args, trainer, folder, steps) as record:
+
+    def score(batch: dict[str, list[Any]], texts: list[str]) -> list[float]:
+        return judge(environment, prompts=batch["document"], completions=texts)
+
+    held_out = HeldOut(trainer, held_out_rows, lengths, score, args.eval_every) if args.eval_every else None
+    with RunRecord(args, trainer, folder, steps, held_out) as record:
         for batch in record.batches():
             responses = trainer.generate(batch["input_ids"], lengths, return_prompt=False)
             texts = record.decode(batch["input_ids"], responses)
-            scores = judge(environment, prompts=batch["document"], completions=texts)
+            scores = score(batch, texts)
             # spans are quoted while the trainer's own passes run, and merged when these are done
             pending = intrinsic.submit(batch["input_ids"], responses, scores, batch["document"]) if intrinsic else None
             rewards = record.merged(scores, pending)
