@@ -12,7 +12,7 @@ from tests.fake_reward import FakeReward, reward_reply
 from tests.rewards.reward_configs import composite, judge, service, string_match
 from trl.rewards import load_reward
 from trl.rewards.composite import weighted_mean
-from trl.rewards.schema import sum_is_zero
+from trl.rewards.config_file import sum_is_zero
 from trl.rewards.scoring import clipped
 
 NAN = math.nan

@@ -10,13 +10,14 @@ if TYPE_CHECKING:
     from trl.rewards.accuracy import accuracy_reward, get_cosine_scaled_reward, reasoning_accuracy_reward
     from trl.rewards.autorater import JudgeSettings
     from trl.rewards.classifiers import TextClassifier, load_classifier
+    from trl.rewards.config_file import RewardConfigError
     from trl.rewards.configured import ConfiguredReward, load_reward
     from trl.rewards.dense import token_overlong, token_repetition_penalty
     from trl.rewards.fuse import RewardGoneError
     from trl.rewards.moderation import ModerationReward
     from trl.rewards.perspective import PerspectiveClient, PerspectiveReward
+    from trl.rewards.preference import PreferenceReward
     from trl.rewards.rouge import RougeReward
-    from trl.rewards.schema import RewardConfigError
     from trl.rewards.sentiment import SentimentReward
     from trl.rewards.shaping import (
         get_repetition_penalty_reward,
@@ -29,12 +30,13 @@ if TYPE_CHECKING:
 _HOME = {
     "ConfiguredReward": "trl.rewards.configured",
     "JudgeSettings": "trl.rewards.autorater",
-    "RewardConfigError": "trl.rewards.schema",
+    "RewardConfigError": "trl.rewards.config_file",
     "RewardGoneError": "trl.rewards.fuse",
     "load_reward": "trl.rewards.configured",
     "ModerationReward": "trl.rewards.moderation",
     "PerspectiveClient": "trl.rewards.perspective",
     "PerspectiveReward": "trl.rewards.perspective",
+    "PreferenceReward": "trl.rewards.preference",
     "RougeReward": "trl.rewards.rouge",
     "SentimentReward": "trl.rewards.sentiment",
     "TextClassifier": "trl.rewards.classifiers",
@@ -57,6 +59,7 @@ __all__ = [
     "ModerationReward",
     "PerspectiveClient",
     "PerspectiveReward",
+    "PreferenceReward",
     "RewardConfigError",
     "RewardGoneError",
     "RougeReward",

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from multiprocessing.pool import ThreadPool
 from typing import Literal
 
+from trl.rewards.config_file import sum_is_zero
 from trl.rewards.patterns import SlowPatternError, last_match
-from trl.rewards.schema import RewardConfig, sum_is_zero
+from trl.rewards.schema import RewardConfig
 from trl.rewards.scoring import Sample, Scorer, Verdict, clipped, failure
 
 NanPolicy = Literal["strict", "renormalise"]

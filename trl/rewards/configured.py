@@ -16,10 +16,10 @@ from typing import Any, Self, get_args
 from trl.rewards.autorater import AutoraterReward, Judge, JudgeSettings
 from trl.rewards.cloud_run import CloudRunReward
 from trl.rewards.composite import Component, NanPolicy, SampleResult, evaluate
+from trl.rewards.config_file import LocatedReward, RewardConfigError, read_config
 from trl.rewards.fuse import RewardFuse
 from trl.rewards.placeholders import reference_keys
 from trl.rewards.samples import make_samples
-from trl.rewards.schema import LocatedReward, RewardConfigError, read_config
 from trl.rewards.scoring import Scorer
 from trl.rewards.string_match import StringMatchReward
 
@@ -109,6 +109,12 @@ class ConfiguredReward:
         samples = make_samples(completions, references, prompts, system_instruction, examples, step)
         self.check([sample.references for sample in samples])
         return evaluate(self._components, samples, self._policy, self._pool)
+
+    @property
+    def scales(self) -> dict[str, tuple[float, float]]:
+        """The wrong and the right answer's reward, of the rewards that have only these two."""
+        scales = {each.config.reward_name: each.config.scale for each in self._rewards}
+        return {name: scale for name, scale in scales.items() if scale is not None}
 
     def check(self, references: Sequence[Mapping[str, Any]]) -> None:
         """Raise RewardConfigError if a row (counted from 1) lacks a reference that the configuration names."""
