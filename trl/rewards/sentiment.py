@@ -46,7 +46,7 @@ class SentimentReward:
         """
         if len(prompts) != len(completions):
             raise ValueError(f"got {len(prompts)} prompts and {len(completions)} completions; expected as many")
-        texts = [_plain(prompt) + _plain(answer) for prompt, answer in zip(prompts, completions, strict=True)]
+        texts = [as_text(prompt) + as_text(answer) for prompt, answer in zip(prompts, completions, strict=True)]
         judged = [index for index, text in enumerate(texts) if text.strip()]
         logits = self.classifier.logits([texts[index] for index in judged])[:, self.index].tolist()
         rewards: list[float | None] = [None] * len(texts)
@@ -55,7 +55,7 @@ class SentimentReward:
         return rewards
 
 
-def _plain(text: Text) -> str:
+def as_text(text: Text) -> str:
     """A conversation's contents, a message a line; a string as it is."""
     if isinstance(text, str):
         return text

@@ -1,4 +1,4 @@
-"""Training: PPO with token-level rewards. Names are loaded on first use, so that ``--help`` needs no torch."""
+"""Training: PPO with token-level rewards, reward models. Loaded on first use, so that ``--help`` needs no torch."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -6,9 +6,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from trl.trainer.config import PPOConfig
     from trl.trainer.ppo import PPOTrainer
+    from trl.trainer.reward import RewardTrainer
+    from trl.trainer.reward_config import RewardConfig
 
-_HOME = {"PPOConfig": "trl.trainer.config", "PPOTrainer": "trl.trainer.ppo"}
-__all__ = ["PPOConfig", "PPOTrainer"]
+_HOME = {
+    "PPOConfig": "trl.trainer.config",
+    "PPOTrainer": "trl.trainer.ppo",
+    "RewardConfig": "trl.trainer.reward_config",
+    "RewardTrainer": "trl.trainer.reward",
+}
+__all__ = ["PPOConfig", "PPOTrainer", "RewardConfig", "RewardTrainer"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The loss of a reward model on pairs of texts of which one is preferred (Bradley and Terry 1952; Stiennon et al. 2020).
+"""A reward model's loss on pairs of texts of which one is preferred (Bradley and Terry 1952; Stiennon et al. 2020).
 
 Pure tensor functions; B pairs, padded to L positions. Computed in fp32.
 """

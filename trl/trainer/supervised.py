@@ -293,7 +293,7 @@ class SupervisedTrainer(ABC, Generic[R]):
 
 def enable_gradient_checkpointing(transformer: PreTrainedModel) -> None:
     """Recompute a transformer's activations in the backward pass; works with frozen lower blocks and under DDP."""
-    transformer.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    transformer.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
 
 
 def schedule_of(config: SupervisedConfig, total_steps: int) -> Callable[[int], float]:

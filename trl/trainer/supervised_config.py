@@ -38,6 +38,8 @@ class SupervisedConfig:
     """Most tokens of a text; default: as many as the model has positions for."""
     bf16: bool = False
     """bf16 mixed precision; losses stay in fp32."""
+    num_frozen_layers: int | None = None
+    """Leave the embeddings (and an LM head tied to them) and this many lower blocks as they are: faster."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, a third more time."""
     eval_every: int | None = None
@@ -55,7 +57,7 @@ class SupervisedConfig:
         for name in ("epochs", "batch_size", "gradient_accumulation_steps", "keep_checkpoints"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("steps", "max_length", "eval_every", "save_steps"):
+        for name in ("steps", "max_length", "num_frozen_layers", "eval_every", "save_steps"):
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}; leave it out for the default")
