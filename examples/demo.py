@@ -7,11 +7,7 @@ held-out prompts, and writes OUTPUT_DIR/{ppo,ppo_critic}/, evaluation.json, curv
 """
 
 import json
-import os
 import shutil
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -25,13 +21,14 @@ import trl
 if not hasattr(trl, "DISTRIBUTION"):
     raise SystemExit(f"{trl.__file__} is Hugging Face's trl, not relc's: see 'Two packages named trl' in README.md")
 
+from launching import launch, run
+
 from trl import rewards
 from trl.builtin import resolve_model
 from trl.data.sentiment import load_sentiment_prompts
 from trl.data.toxicity import load_toxicity_prompts
 from trl.jsonl import read_jsonl
 
-ROOT = Path(__file__).resolve().parent.parent
 BASE = "builtin:smollm2"
 ARMS = ("ppo", "ppo_critic")
 
@@ -61,33 +58,6 @@ class Args:
         for name, least in {"steps": 2, "eval_prompts": 1, "eval_returns": 1}.items():
             if getattr(self, name) < least:
                 raise ValueError(f"--{name} must be at least {least}, got {getattr(self, name)}")
-
-
-def run(*command: str | Path) -> str:
-    """Run one of the repository's scripts; its progress goes to the terminal, its result is returned."""
-    environment = {"OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(
-        [sys.executable, *map(str, command)], env=os.environ | environment, stdout=subprocess.PIPE, text=True, cwd=ROOT
-    )
-    if done.returncode:
-        raise SystemExit(f"error: {command[0]} failed (exit {done.returncode}); its messages are above")
-    return done.stdout
-
-
-def launch(bf16: bool, folder: Path, *command: str | Path) -> dict[str, Any]:
-    """Train with one of the scripts as a user would; what it took: KL at the end, the critic's calls, minutes."""
-    started = time.perf_counter()
-    launcher = ["-m", "accelerate.commands.launch", "--num_processes=1", "--num_machines=1", "--dynamo_backend=no"]
-    launcher += [f"--num_cpu_threads_per_process={os.cpu_count()}"]  # accelerate's default is 1
-    launcher += ["--mixed_precision=bf16" if bf16 else "--mixed_precision=no"]
-    run(*launcher, *command, "--preset=builtin", f"--output_dir={folder}", "--overwrite")
-    metrics = read_jsonl(folder / "metrics.jsonl")
-    return {
-        "KL (last 5 steps)": sum(row.get("objective/kl", 0.0) for row in metrics[-5:]) / len(metrics[-5:]),
-        "critic calls": int(sum(row.get("critic/requests", 0) for row in metrics)),
-        "critic cost": "$0 (local)",
-        "minutes": round((time.perf_counter() - started) / 60, 1),
-    }
 
 
 def sentiment_columns(args: Args, model: str | Path, prompts: Path, generations: Path) -> dict[str, Any]:

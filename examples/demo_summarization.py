@@ -14,7 +14,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import tyro
-from demo import launch, run
+
+import trl
+
+if not hasattr(trl, "DISTRIBUTION"):
+    raise SystemExit(f"{trl.__file__} is Hugging Face's trl, not relc's: see 'Two packages named trl' in README.md")
+
+from launching import launch, run
 
 EXAMPLES = "examples/summarization"
 
@@ -42,18 +48,21 @@ class Args:
                 raise ValueError(f"--{name} must be at least {least}, got {getattr(self, name)}")
 
 
-def evaluate(args: Args, model: Path, scores: Path, reward_model: Path | None) -> dict[str, Any]:
-    """One row of the table: ROUGE of sampled summaries of held-out articles, and what the reward model says."""
-    command = ["eval_scripts/summ_eval.py", f"--model_name={model}", f"--save_path={scores}", "--preset=builtin"]
-    command += [f"--num_samples_to_eval={args.eval_articles}", f"--seed={args.seed}"]
-    if reward_model is not None:
-        command += [f"--reward_model_ckpt_path={reward_model}"]
-    judged = json.loads(run(*command).splitlines()[-1])
+def evaluate(args: Args, model: Path, folder: Path, reward_model: Path | None) -> dict[str, Any]:
+    """One row of the table: held-out articles summed up by sampling, as PPO trains, and by the likeliest tokens."""
     columns: dict[str, Any] = {}
-    for measure in ("pref_score", "rouge1", "rouge2", "rougeL", "rougeLsum"):
-        if judged.get(measure):
-            columns[measure] = round(judged[measure]["mean"], 2)
-            columns[f"{measure} 95 %"] = "{low:.2f} to {high:.2f}".format(**judged[measure])
+    for how, flag in (("sampled", "--do_sample"), ("greedy", "--no-do_sample")):
+        command = ["eval_scripts/summ_eval.py", f"--model_name={model}", "--dataset=builtin:tldr", flag]
+        command += [f"--save_path={folder / f'{model.name}_{how}.csv'}", "--output_max_length=40"]
+        command += [f"--num_samples_to_eval={args.eval_articles}", f"--seed={args.seed}"]
+        if reward_model is not None:
+            command += [f"--reward_model_ckpt_path={reward_model}"]
+        judged = json.loads(run(*command).splitlines()[-1])
+        for measure in ("pref_score", "rouge1", "rouge2", "rougeL", "rougeLsum"):
+            if judged.get(measure) is not None:
+                columns[f"{measure}, {how}"] = round(judged[measure]["mean"], 2)
+                if measure in ("pref_score", "rouge1"):
+                    columns[f"{measure}, {how}, 95 %"] = "{low:.2f} to {high:.2f}".format(**judged[measure])
     return columns
 
 
@@ -86,7 +95,7 @@ def main(args: Args) -> None:
     print("3/4  Evaluating on held-out articles", flush=True)
     rows = []
     for name in ("sft", *arms):
-        judged = evaluate(args, out / name, out / "eval" / f"{name}.csv", reward_model)
+        judged = evaluate(args, out / name, out / "eval", reward_model)
         rows.append({"model": name, **judged, **took[name]})
     (out / "evaluation.json").write_text(json.dumps(rows, indent=1) + "\n")
 

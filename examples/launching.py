@@ -1,0 +1,42 @@
+"""How the demos run the repository's scripts: as a user would, in processes of their own."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from trl.jsonl import read_jsonl
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def run(*command: str | Path) -> str:
+    """Run one of the repository's scripts; its progress goes to the terminal, its result is returned."""
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    done = subprocess.run(
+        [sys.executable, *map(str, command)], env=os.environ | environment, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    if done.returncode:
+        raise SystemExit(f"error: {command[0]} failed (exit {done.returncode}); its messages are above")
+    return done.stdout
+
+
+def launch(bf16: bool, folder: Path, *command: str | Path) -> dict[str, Any]:
+    """Train with one of the scripts as a user would; what it took: KL at the end, the critic's calls, minutes."""
+    started = time.perf_counter()
+    launcher = ["-m", "accelerate.commands.launch", "--num_processes=1", "--num_machines=1", "--dynamo_backend=no"]
+    launcher += [f"--num_cpu_threads_per_process={os.cpu_count()}"]  # accelerate's default is 1
+    launcher += ["--mixed_precision=bf16" if bf16 else "--mixed_precision=no"]
+    run(*launcher, *command, "--preset=builtin", f"--output_dir={folder}", "--overwrite")
+    minutes = round((time.perf_counter() - started) / 60, 1)
+    steps = [row for row in read_jsonl(folder / "metrics.jsonl") if "objective/kl" in row]
+    if not steps:  # supervised
+        return {"minutes": minutes}
+    return {
+        "KL (last 5 steps)": sum(row["objective/kl"] for row in steps[-5:]) / len(steps[-5:]),
+        "critic calls": int(sum(row.get("critic/requests", 0) for row in steps)),
+        "critic cost": "$0 (local)",
+        "minutes": minutes,
+    }
