@@ -61,7 +61,7 @@ class Args:
     reward_model_ckpt_path: str | None = None
     """Reward model: a folder of reward_model_summ.py, or the public 6B layout (needs --reward_model_config)."""
     reward_model_config: str | None = None
-    """Model that gives configuration and tokenizer to a checkpoint that has none (the 6B layout: its SFT model)."""
+    """Model that gives configuration and tokenizer to the public 6B layout (its SFT model)."""
     reward_model_device: str | None = None
     """Device of the reward model: 0 or cuda:0, cpu, ...; default: an accelerator if there is one."""
     rw_batch_size: int = 20
@@ -71,14 +71,15 @@ class Args:
 
 
 def main(args: Args) -> None:
+    rows_file = args.save_path.with_name(args.save_path.name + ".rows.jsonl")
+    if args.save_path.exists() and not rows_file.exists():
+        raise DataFileError(f"{args.save_path} exists and {rows_file.name} does not: choose another --save_path")
+
     # 1. model and posts
     from trl.data.summarization import answer
     from trl.generation import Sampling, batch_seed, load_causal_lm, sample_continuations
     from trl.rewards import RougeReward
 
-    rows_file = args.save_path.with_name(args.save_path.name + ".rows.jsonl")
-    if args.save_path.exists() and not rows_file.exists():
-        raise DataFileError(f"{args.save_path} exists and {rows_file.name} does not: choose another --save_path")
     try:
         lengths = {"max_new_tokens": args.output_max_length, "min_new_tokens": args.output_min_length}
         sampling = Sampling(**lengths, do_sample=args.do_sample)
@@ -138,18 +139,24 @@ def load_preference(args: Args) -> Preference:
     if args.reward_model_ckpt_path is None:
         return lambda *, prompts, completions: [None] * len(completions)
     import torch
-    from transformers import AutoTokenizer
 
     from trl.builtin import locate_model
-    from trl.models import RewardModel
     from trl.rewards import PreferenceReward
+    from trl.rlhf import PUBLIC_TEXT
     from trl.summary import locate_device
 
-    path, device = locate_model(args.reward_model_ckpt_path), locate_device(args.reward_model_device)
-    dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
-    reward_model = RewardModel.from_pretrained(path, dtype=dtype, device=device, config_name=args.reward_model_config)
-    tokenizer = AutoTokenizer.from_pretrained(args.reward_model_config or path)
-    return PreferenceReward(reward_model, tokenizer, batch_size=args.rw_batch_size)
+    device = locate_device(args.reward_model_device)
+    try:
+        return PreferenceReward(
+            locate_model(args.reward_model_ckpt_path),
+            batch_size=args.rw_batch_size,
+            device=device,
+            dtype=torch.float32 if device.type == "cpu" else torch.bfloat16,
+            config_name=args.reward_model_config,
+            **(PUBLIC_TEXT if args.reward_model_config is not None else {}),
+        )
+    except ValueError as error:  # weights that don't fit
+        sys.exit(f"error: {error}")
 
 
 def write_csv(path: Path, rows: list[Row]) -> None:
