@@ -101,6 +101,7 @@ class Sandbox:
             "temporary": tempfile.gettempdir(),
         }
         self._workers: list[_Worker] = []
+        self._closed = False
         self._one_at_a_time = threading.Lock()
         self._finish = weakref.finalize(self, _stop_all, self._workers, os.getpid())  # also at the interpreter's end
 
@@ -114,7 +115,11 @@ class Sandbox:
 
     def close(self) -> None:
         """End all processes; calls under way in another thread come back as NaN."""
-        self._finish()
+        self._closed = True
+        for worker in list(self._workers):
+            worker.hang_up()
+        with self._one_at_a_time:
+            self._finish()
 
     @property
     def guards(self) -> tuple[str, ...]:
@@ -137,22 +142,24 @@ class Sandbox:
             return _Batch(calls, self._timeout).run(self)
 
     def _refuse_if_closed(self) -> None:
-        if not self._finish.alive:
+        if self._closed:
             raise ValueError("this sandbox is closed")
 
     def _start(self) -> "_Worker":
         worker = _Worker(self._settings | {"number": len(self._workers)})
         self._workers.append(worker)
+        if self._closed:  # meanwhile, by another thread
+            worker.hang_up()
         return worker
 
     def _idle(self, busy: "dict[_Worker, _Call]") -> "_Worker | None":
         idle = next((worker for worker in self._workers if worker not in busy), None)
         return idle or (self._start() if len(self._workers) < self._size else None)
 
-    def _discard(self, worker: "_Worker") -> str:
+    def _discard(self, worker: "_Worker", patience: float = 5.0) -> str:
         if worker in self._workers:
             self._workers.remove(worker)
-        return worker.stop()
+        return worker.stop(patience)
 
 
 @dataclass
@@ -213,8 +220,8 @@ class _Batch:
 
     def lost(self, sandbox: Sandbox, worker: "_Worker", error: OSError) -> None:
         call = self.busy.pop(worker)
-        last_words = sandbox._discard(worker)
-        if not sandbox._finish.alive:
+        last_words = sandbox._discard(worker, patience=0.1 if isinstance(error, TimeoutError) else 5.0)
+        if sandbox._closed:
             self.queue.append(call)
             for call in self.queue:
                 self.outcomes[call.index] = Outcome(math.nan, "the sandbox was closed")
@@ -276,13 +283,17 @@ class _Worker:
             data += part
         return bytes(data)
 
-    def stop(self) -> str:
-        """End it and its call: what it last wrote about itself."""
+    def hang_up(self) -> None:
+        """Have it end by itself, after it has killed and cleared away its call. From any thread."""
         with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)  # it ends by itself, and kills and clears away its call
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+    def stop(self, patience: float = 5.0) -> str:
+        """End it and its call, by force after `patience` seconds: what it last wrote about itself."""
+        self.hang_up()
         self.socket.close()
         try:
-            self._process.wait(timeout=5)
+            self._process.wait(timeout=patience)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

@@ -33,6 +33,7 @@ del sys.path[0]
 
 OUTPUT_LIMIT = 2**20
 LOGS_LIMIT = 2**16
+VERDICT_LIMIT = 8 + sandbox_call.REASON_LIMIT
 # imported before the forks when the snippet imports them; its own code runs in the forks alone
 LIBRARIES = {"numpy", "pandas", "scipy", "sklearn", "sympy"} | set(sys.stdlib_module_names) - {
     "antigravity", "idlelib", "this", "tkinter", "turtle", "turtledemo",
@@ -214,7 +215,7 @@ def watch(result: int, output: Output, deadline: float, connection: socket.socke
             raise ParentGone
         if output.fd in ready and not output.read():
             poller.unregister(output.fd)
-        if output.printed > OUTPUT_LIMIT or len(verdict) > 2 * sandbox_call.REASON_LIMIT:
+        if output.printed > OUTPUT_LIMIT or len(verdict) > VERDICT_LIMIT:
             return verdict, ""
         if result in ready:
             data = os.read(result, 2**16)
@@ -226,9 +227,9 @@ def watch(result: int, output: Output, deadline: float, connection: socket.socke
 def judged(verdict: bytes, status: int) -> tuple[float, str]:
     """The verdict's number, or NaN and the reason; `status` is how the process ended."""
     if verdict:
-        value = struct.unpack(">d", verdict[:8])[0] if 8 <= len(verdict) <= 2 * sandbox_call.REASON_LIMIT else math.nan
+        value = struct.unpack(">d", verdict[:8])[0] if len(verdict) >= 8 else math.inf
         reason = verdict[8:].decode("utf-8", "replace")
-        if math.isfinite(value) == bool(reason):  # either a number or a reason
+        if len(verdict) > VERDICT_LIMIT or math.isfinite(value) == bool(reason):  # it is either a number or a reason
             return math.nan, "the snippet wrote into the channel of its result"
         return value, reason
     code = os.waitstatus_to_exitcode(status)
@@ -243,7 +244,7 @@ def judged(verdict: bytes, status: int) -> tuple[float, str]:
 def empty(folder: str) -> None:
     """Delete all that is in `folder`, however deep and whatever its modes: folders are moved up one by one."""
     names = itertools.count()
-    while entries := [entry for entry in os.scandir(folder)]:
+    while entries := list(os.scandir(folder)):
         for entry in entries:
             if not entry.is_dir(follow_symlinks=False):
                 os.unlink(entry.path)

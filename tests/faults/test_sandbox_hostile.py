@@ -1,0 +1,132 @@
+"""Snippets that mean ill: each comes back as NaN with a reason, in time, and nothing of it is left."""
+
+import json
+import math
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.hostile_snippets import ALWAYS, FILES, RUNNER, SYSTEM_CALLS, TIMED_OUT
+from tests.faults.sandbox_processes import assert_only_idle_workers, processes_of
+from trl.rewards.sandbox import Outcome, Sandbox
+
+PROJECT = Path(__file__).parents[2]
+DEADLINE, SLACK = 1.0, 2.0
+GOOD = "return 0.5"
+KEY = "sk-secret-0123456789"
+
+
+def call(text: str, example: dict | None = None) -> tuple[dict, dict]:
+    return example or {}, {"parts": [{"text": text}]}
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict]:
+    """Keys in the project, in the home folder and in the environment; a server that must never be reached."""
+    home = tmp_path_factory.mktemp("home")
+    keys = [PROJECT / f".key-of-the-tests-{os.getpid()}", home / "key"]
+    for key in keys:
+        key.write_text(KEY)
+    keys[1].chmod(0o644)
+    with socket.create_server(("127.0.0.1", 0)) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPENAI_API_KEY", KEY)
+        patch.setenv("HOME", str(home))
+        server.setblocking(False)
+        example = {"key": str(keys[0]), "home_key": str(keys[1]), "project": str(PROJECT)}
+        yield example | {"parent": os.getpid(), "port": server.getsockname()[1]}
+        with pytest.raises(BlockingIOError):
+            server.accept()
+    assert [key.read_text() for key in keys] == [KEY, KEY]
+    assert not (PROJECT / "poison").exists()
+    for key in keys:
+        key.unlink()
+
+
+@pytest.fixture(scope="module")
+def prison(attacked: dict) -> Iterator[Sandbox]:
+    with Sandbox(RUNNER, timeout=DEADLINE, memory_bytes=200 * 2**20, workers=1) as sandbox:
+        assert sandbox.evaluate([call(GOOD)]) == [Outcome(0.5)]
+        assert {"limits", "process group", "Landlock", "system calls"} <= set(sandbox.guards)
+        yield sandbox
+
+
+CASES = ALWAYS | FILES | SYSTEM_CALLS
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_hostile(name: str, prison: Sandbox, attacked: dict) -> None:
+    text, reason = CASES[name]
+    (worker,) = processes_of(os.getpid())
+    begin = time.monotonic()
+    (outcome,) = prison.evaluate([call(text, attacked)])
+    seconds = time.monotonic() - begin
+    assert math.isnan(outcome.value)
+    assert re.search(reason, str(outcome.reason)), outcome.reason
+    assert len(str(outcome.reason)) <= 1000
+    assert len(outcome.logs) <= 65536
+    assert seconds < DEADLINE + SLACK
+    assert KEY not in str(outcome)
+    assert processes_of(os.getpid()) == [worker]  # the same one: nothing was repeated
+    assert_only_idle_workers(1)
+    assert prison.evaluate([call("import os\nreturn len(os.listdir('.')) + 0.5")]) == [Outcome(0.5)]
+
+
+def test_threads_that_are_left_running_end_with_the_call(prison: Sandbox) -> None:
+    spin = "import threading\ndef spin():\n  while True: pass\n"
+    (outcome,) = prison.evaluate([call(spin + "for _ in range(5): threading.Thread(target=spin).start()\nreturn 0.5")])
+    assert outcome == Outcome(0.5)
+    assert_only_idle_workers(1)
+    (outcome,) = prison.evaluate(
+        [call("import threading\nwhile True: threading.Thread(target=threading.Event().wait).start()")]
+    )
+    assert math.isnan(outcome.value)
+    assert_only_idle_workers(1)
+
+
+def test_all_at_once_in_order_with_good_ones_between(attacked: dict) -> None:
+    names = list(CASES)
+    calls = [one for name in names for one in (call(CASES[name][0], attacked), call(GOOD))]
+    with Sandbox(RUNNER, timeout=DEADLINE, memory_bytes=200 * 2**20, workers=6) as sandbox:
+        found = sandbox.evaluate(calls)
+        assert_only_idle_workers(7)  # with the prison
+    for name, bad, good in zip(names, found[::2], found[1::2], strict=True):
+        assert math.isnan(bad.value)
+        assert re.search(CASES[name][1] + "|no result within", str(bad.reason)), (name, bad.reason)
+        assert good.value == 0.5 or good.reason == "no result within 1 s"  # six spinning at once leave it little
+    assert_only_idle_workers(1)
+
+
+SPINNING = {"infinite loop", "stops itself", "fork loop that insists"}  # the others of that kind only take time
+WORLDS = {
+    "ordinary user": ({"limits", "process group", "namespaces", "Landlock", "system calls"}, CASES),
+    "container": ({"limits", "process group", "Landlock", "system calls"}, CASES),
+    "old kernel": ({"limits", "process group", "system calls"}, ALWAYS | SYSTEM_CALLS),
+    "no filter": ({"limits", "process group", "namespaces", "Landlock"}, ALWAYS | FILES),
+}
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_where_the_system_allows_less(world: str, attacked: dict, tmp_path: Path) -> None:
+    expected, cases = WORLDS[world]
+    cases = {name: case for name, case in cases.items() if case[1] != TIMED_OUT or name in SPINNING}
+    temporary = tmp_path / "temporary"
+    temporary.mkdir(mode=0o711)
+    (tmp_path / "calls").write_text(json.dumps([[attacked, text] for text, _ in cases.values()]))
+    command = [sys.executable, "-m", "tests.faults.sandbox_worlds", world, tmp_path / "calls", tmp_path / "result"]
+    with subprocess.Popen(command, cwd=PROJECT, env=dict(os.environ, TMPDIR=str(temporary))) as process:
+        assert process.wait(timeout=60) == 0
+    found = json.loads((tmp_path / "result").read_text())
+    assert set(found["guards"]) - {"user id"} == expected
+    for (name, (_, reason)), (value, why) in zip(cases.items(), found["outcomes"], strict=True):
+        assert math.isnan(value), name
+        assert re.search(reason + "|no result within", why), (name, why)
+    assert found["seconds"] < len(cases) * (DEADLINE + SLACK) / 4
+    assert processes_of(process.pid) == []
+    assert list(temporary.iterdir()) == []
