@@ -8,6 +8,7 @@ loss, perplexity and ROUGE-1 on held-out posts, as JSON.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
@@ -21,6 +22,8 @@ from trl.run import OutputDir, parse_args, prepare_output_dir, run_script, start
 from trl.trainer.sft_config import SFTConfig
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from trl.trainer.sft import SFTTrainer
 
 SAMPLED_TOGETHER = 16
@@ -35,26 +38,30 @@ class Args(SFTConfig):
     model_name: str = "gpt2-medium"
     """Causal language model to start from."""
     dataset: Annotated[str, tyro.conf.arg(aliases=("--query_dataset",))] = "CarperAI/openai_summarize_tldr"
-    """Posts and summaries: a data set, a folder of train.jsonl and valid.jsonl, or a builtin: name."""
+    """Posts with prompt and label: a data set, a JSONL file, a folder of them, or a builtin: name."""
     limit: int | None = 20_000
     """Take the first this many rows of the train split; None takes all."""
     eval_split: str = "valid"
-    """Split of the held-out posts."""
+    """Split of the held-out posts; of a single file, the last --eval_rows rows are held out."""
     eval_rows: int = 128
     """Held-out posts for loss and perplexity."""
     eval_summaries: int = 64
-    """Held-out posts that are summarised at the end, for ROUGE-1; 0: none."""
+    """The first so many of them are summarised at the end, for ROUGE-1; 0: none."""
     max_new_tokens: int = 50
     """Longest summary then, in tokens."""
     output_dir: OutputDir = "outputs/summ_sft"
     overwrite: bool = False
     """Replace an earlier run in output_dir."""
+    dry_run: bool = False
+    """Check model, data and settings, print the plan, train nothing."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name, least in {"eval_rows": 1, "eval_summaries": 0, "max_new_tokens": 1}.items():
             if getattr(self, name) < least:
                 raise ValueError(f"--{name} must be at least {least}, got {getattr(self, name)}")
+        if self.eval_summaries > self.eval_rows:
+            raise ValueError(f"--eval_summaries {self.eval_summaries} are more than --eval_rows {self.eval_rows}")
 
     @classmethod
     def builtin(cls) -> "Args":
@@ -65,6 +72,24 @@ class Args(SFTConfig):
             learning_rate=1e-4,
             num_frozen_layers=20,
         )
+
+
+def load_posts(args: Args, tokenizer: "PreTrainedTokenizerBase") -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Training and held-out posts; of a single file, those at its end are held out."""
+    from trl.data.summarization import load_summary_prompts
+
+    posts = load_summary_prompts(args.dataset, tokenizer, limit=args.limit)
+    if not Path(args.dataset).is_file():
+        return posts, load_summary_prompts(args.dataset, tokenizer, split=args.eval_split, limit=args.eval_rows)
+    held_out = posts[-args.eval_rows :]
+    queries = {post["query"] for post in held_out}
+    kept = [post for post in posts[: -args.eval_rows] if post["query"] not in queries]
+    if not kept:
+        raise SystemExit(
+            f"error: {args.dataset} has {len(posts)} posts, of which --eval_rows {args.eval_rows} and those with the "
+            "same prompts are held out; nothing is left to train on"
+        )
+    return kept, held_out
 
 
 def rouge_of_summaries(args: Args, trainer: "SFTTrainer", rows: list[dict[str, Any]]) -> dict[str, float]:
@@ -104,7 +129,7 @@ def main() -> None:
 
     from trl.builtin import locate_model
     from trl.core import set_seed
-    from trl.data.summarization import answer, load_summary_prompts
+    from trl.data.summarization import answer
     from trl.jsonl import dump_line
     from trl.trainer.sft import SFTTrainer
 
@@ -114,22 +139,30 @@ def main() -> None:
     # 1. data: posts that end in "TL;DR:", and their human summaries
     path = locate_model(args.model_name)
     tokenizer = AutoTokenizer.from_pretrained(path)
-    rows = load_summary_prompts(args.dataset, tokenizer, limit=args.limit, seed=args.seed)
-    held_out = load_summary_prompts(args.dataset, tokenizer, split=args.eval_split, limit=None, seed=args.seed)
+    posts, held_out = load_posts(args, tokenizer)
+    rows, eval_rows = (
+        [{"prompt": post["query"], "answer": answer(post["label"])} for post in part] for part in (posts, held_out)
+    )
 
     # 2. model and trainer
     model = AutoModelForCausalLM.from_pretrained(path, dtype="float32")  # bf16 weights would round updates away
-    texts = [
-        [{"prompt": row["query"], "answer": answer(row["label"])} for row in part]
-        for part in (rows, held_out[: args.eval_rows])
-    ]
-    trainer = SFTTrainer(args, model, tokenizer, *texts)
+    trainer = SFTTrainer(args, model, tokenizer, rows, eval_rows)
+    is_main = trainer.accelerator.is_main_process
+    if args.dry_run:
+        if is_main:
+            trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+            total = sum(p.numel() for p in model.parameters())
+            print(f"model       {args.model_name}: {trained:,} of {total:,} parameters are trained")
+            print(f"posts       {len(trainer.rows):,} from {args.dataset}, {len(trainer.eval_examples):,} held out")
+            print(f"steps       {len(trainer.batches):,} of up to {args.batch_size} posts per process")
+            print(f"run folder  {args.output_dir}")
+        return
     if args.resume is None:
-        prepare_output_dir(args, trainer.accelerator.is_main_process)
+        prepare_output_dir(args, is_main)
 
     # 3. the loop, checkpoints and the final model
     metrics = trainer.train()
-    if trainer.accelerator.is_main_process:
+    if is_main:
         if args.eval_summaries:
             metrics |= rouge_of_summaries(args, trainer, held_out[: args.eval_summaries])
         names = ("eval/loss", "eval/perplexity", "eval/token_accuracy", "rouge1_greedy", "rouge1_sampled")

@@ -119,6 +119,20 @@ def test_a_killed_run_resumes_as_if_nothing_had_happened(inputs: list[str], tmp_
     assert sorted(path.name for path in cut.glob("checkpoint-*")) == ["checkpoint-95", "checkpoint-96"]
 
 
+def test_a_dry_run_prints_the_plan_and_one_file_gives_both_sets(inputs: list[str], tmp_path: Path) -> None:
+    rows = (Path(inputs[3]) / "train.jsonl").read_text().splitlines()
+    (tmp_path / "all.jsonl").write_text("\n".join([*rows[-5:], *rows]) + "\n")  # 5 of the last posts come twice
+    flags = [*inputs, "--dataset", str(tmp_path / "all.jsonl"), "--eval_rows", "20", "--eval_summaries", "0"]
+    done = run(*flags, "--dry_run", "--num_frozen_layers", "2", "--output_dir", str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "posts       40 from" in done.stdout and "20 held out" in done.stdout and "steps       5 of" in done.stdout
+    model = tiny_llama(layers=3)
+    trained = [p.numel() for p in (*model.model.layers[2].parameters(), *model.model.norm.parameters())]
+    trained += [p.numel() for p in model.lm_head.parameters()]
+    assert f"{sum(trained):,} of {model.num_parameters():,} parameters are trained" in done.stdout
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize(
     ("flags", "says"),
     [

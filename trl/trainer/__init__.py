@@ -1,4 +1,4 @@
-"""Training: PPO with token-level rewards, reward models. Loaded on first use, so that ``--help`` needs no torch."""
+"""Training: PPO with token-level rewards, reward models, supervised. Loaded on first use: ``--help`` needs no torch."""
 
 import importlib
 from typing import TYPE_CHECKING, Any
@@ -8,14 +8,18 @@ if TYPE_CHECKING:
     from trl.trainer.ppo import PPOTrainer
     from trl.trainer.reward import RewardTrainer
     from trl.trainer.reward_config import RewardConfig
+    from trl.trainer.sft import SFTTrainer
+    from trl.trainer.sft_config import SFTConfig
 
 _HOME = {
     "PPOConfig": "trl.trainer.config",
     "PPOTrainer": "trl.trainer.ppo",
     "RewardConfig": "trl.trainer.reward_config",
     "RewardTrainer": "trl.trainer.reward",
+    "SFTConfig": "trl.trainer.sft_config",
+    "SFTTrainer": "trl.trainer.sft",
 }
-__all__ = ["PPOConfig", "PPOTrainer", "RewardConfig", "RewardTrainer"]
+__all__ = ["PPOConfig", "PPOTrainer", "RewardConfig", "RewardTrainer", "SFTConfig", "SFTTrainer"]
 
 
 def __getattr__(name: str) -> Any:
