@@ -20,6 +20,7 @@ Kind = Literal[
     "prompt set",
     "summaries",
     "preference pairs",
+    "questions",
 ]
 Progress = Callable[[str, float], None]
 """Called by a build with what it is doing and how much of it is done (0 to 1)."""
@@ -207,6 +208,13 @@ _ITEMS = {
             recipe="1",
             builder="trl.builtin.tldr_pairs:build",
             needs=("tldr",),
+        ),
+        Item(
+            "questions",
+            "questions",
+            "short questions with one right answer each, made by rules, train and eval",
+            recipe="1",
+            builder="trl.builtin.questions:build",
         ),
     )
 }
