@@ -9,7 +9,8 @@ from trl.generation import added_text
 from trl.trainer import PPOTrainer
 
 Score = Callable[[dict[str, list[Any]], list[str]], Sequence[float]]
-"""From a batch's columns and the responses' texts to one score per response, NaN for "no verdict"."""
+"""From a batch's columns (with completion_ids, the responses) and the responses' texts to one score per response, NaN
+for "no verdict"."""
 
 
 class HeldOut:
@@ -44,6 +45,7 @@ class HeldOut:
         with torch.random.fork_rng():
             torch.manual_seed(self._trainer.config.seed)
             responses = self._trainer.generate(batch["input_ids"], self._lengths, return_prompt=False)
+        batch["completion_ids"] = [response.tolist() for response in responses]
         pairs = zip(batch["input_ids"], responses, strict=True)
         texts = [added_text(self._trainer.tokenizer, query.tolist(), new.tolist()) for query, new in pairs]
         scores = self._score(batch, texts) if texts else []

@@ -1,4 +1,4 @@
-"""The last calls to something that may be gone: which failed, and why."""
+"""The last calls to something that may be gone: which failed, and why; and the error that stops a run."""
 
 from collections import Counter, deque
 
@@ -8,6 +8,10 @@ LEAST = 20
 """Fewer calls than this say nothing."""
 SHARE = 0.8
 """More failures than this are too many."""
+
+
+class GoneError(RuntimeError):
+    """What a run depends on (its critic, its reward) is gone for good: the run saves its model and stops."""
 
 
 class FailureWindow:

@@ -24,8 +24,9 @@ from trl.critic.choose import make_critic
 from trl.critic.intrinsic import IntrinsicReward, PendingIntrinsic
 from trl.critic.random_spans import RandomSpanCritic
 from trl.critic.self_critique import SelfCritic
-from trl.critic.types import Critic, CriticGoneError, Critique, Style
+from trl.critic.types import Critic, Critique, Style
 from trl.evaluation import HeldOut
+from trl.failures import GoneError
 from trl.generation import added_text
 from trl.models import AutoModelForCausalLMWithValueHead
 from trl.report.runlog import RunLog
@@ -194,7 +195,7 @@ class RunRecord:
 
     A rich bar on a terminal, one line per step elsewhere; only the main process writes and shows anything.
     ``held_out`` is evaluated before the first step, as often as it says, and after the last step. When
-    the critic is gone for good (`CriticGoneError`), the model so far is saved and the run ends with an error.
+    the critic or the reward is gone for good (`GoneError`), the model so far is saved and the run ends with an error.
     """
 
     def __init__(self, args: RunArgs, trainer: PPOTrainer, folder: Path, total: int, held_out: HeldOut | None = None):
@@ -227,7 +228,7 @@ class RunRecord:
             self._progress.stop()
         if self._log is not None:
             self._log.close()
-        if isinstance(error, CriticGoneError):
+        if isinstance(error, GoneError):
             saved = self.folder / f"step-{self.done}"
             self.trainer.save_pretrained(saved)
             self.trainer.accelerator.end_training()
@@ -247,24 +248,28 @@ class RunRecord:
         pairs = zip(queries, responses, strict=True)
         return [added_text(self.trainer.tokenizer, query.tolist(), response.tolist()) for query, response in pairs]
 
-    def merged(self, scores: Sequence[float], pending: PendingIntrinsic | None) -> Callable[[], list[Tensor] | Any]:
+    def merged(
+        self, scores: Sequence[float] | Callable[[], Sequence[float]], pending: PendingIntrinsic | None
+    ) -> Callable[[], list[Tensor] | list[float]]:
         """What `PPOTrainer.step` calls after its passes: the scaled scores, joined by the critic's rewards.
 
-        When the critic is gone for one process, CriticGoneError is raised in all of them.
+        ``scores`` that are still on their way are given as the callable that waits for them. When the critic or the
+        reward is gone for one process, GoneError is raised in all of them.
         """
-        scaled = self.trainer.score_scaler.numbers(scores)
 
-        def ready() -> Any:
-            if pending is None:
-                return scaled
-            gone: CriticGoneError | None = None
+        def ready() -> list[Tensor] | list[float]:
+            gone: GoneError | None = None
+            given: Sequence[float] = ()
+            token_rewards: list[Tensor] | None = None
             try:
-                token_rewards = pending.result()
-            except CriticGoneError as error:
+                given = scores() if callable(scores) else scores
+                token_rewards = pending.result() if pending is not None else None
+            except GoneError as error:
                 gone = error
             if self.trainer.global_mean([float(gone is not None)]):
-                raise gone or CriticGoneError("the critic of another process is gone; its message says why")
-            return merge_rewards(scaled, token_rewards)
+                raise gone or GoneError("the critic or reward of another process is gone; its message says why")
+            scaled = self.trainer.score_scaler.numbers(given)
+            return scaled if token_rewards is None else merge_rewards(scaled, token_rewards)
 
         return ready
 

@@ -154,6 +154,25 @@ def test_threshold_is_inclusive_and_nan_is_skipped() -> None:
     assert [request.score for request in critic.asked] == [0.5, 1.0, -math.inf]
 
 
+def test_scores_on_their_way_are_waited_for_in_the_background() -> None:
+    critic = Recorded(found(("great", "positive")))
+    reward = IntrinsicReward(critic, TOKENIZER, "sentiment", threshold=1.0, positive_value=0.5, negative_value=-1)
+    scored = threading.Event()
+
+    def scores() -> list[float]:
+        assert scored.wait(timeout=30)
+        return [2.0, 1.0]
+
+    pending = reward.submit([ids_of("It is")] * 2, [ids_of(" great")] * 2, scores)
+    assert critic.asked == []
+    scored.set()
+    assert [c.status for c in pending.critiques] == ["skipped", "ok"]
+    assert [request.score for request in critic.asked] == [1.0]
+    short = reward.submit([ids_of("It is")] * 2, [ids_of(" great")] * 2, lambda: [0.0])
+    with pytest.raises(ValueError, match="1 scores for 2 samples"):
+        short.result()
+
+
 def test_flaw_styles_skipped_samples_get_nothing() -> None:
     (rewards,) = run(Critique((), "none"), ids_of(*PIECES), style="toxicity", score=2.0).result()
     assert rewards.tolist() == [0.0] * len(ids_of(*PIECES))

@@ -124,7 +124,7 @@ def test_when_one_process_loses_its_critic_all_stop_and_save(tmp_path: Path) -> 
         )
     assert done.returncode != 0
     assert "error: the critic has not answered for" in done.stderr, done.stderr[-3000:]
-    assert "error: the critic of another process is gone" in done.stderr
+    assert "error: the critic or reward of another process is gone" in done.stderr
     assert "HTTP 500" in done.stderr
     (saved,) = (tmp_path / "out").glob("step-*")
     assert AutoModelForCausalLM.from_pretrained(saved).config.num_hidden_layers == 2

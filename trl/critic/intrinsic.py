@@ -3,7 +3,7 @@
 import copy
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.pool import AsyncResult, ThreadPool
 from pathlib import Path
@@ -107,7 +107,7 @@ class IntrinsicReward:
         self,
         queries: Sequence[Tensor],
         responses: Sequence[Tensor],
-        scores: Sequence[float] | Tensor,
+        scores: Sequence[float] | Tensor | Callable[[], Sequence[float]],
         documents: Sequence[str] | None = None,
     ) -> PendingIntrinsic:
         """Start critiquing in a background thread.
@@ -115,14 +115,16 @@ class IntrinsicReward:
         Args:
             queries: B prompts, each (Q_i,) token ids.
             responses: B sampled responses, each (N_i,) token ids, N_i may be 0.
-            scores: B raw environment scores.
+            scores: B raw environment scores, or a callable that waits for them, called in the thread.
             documents: B source texts, for the summary style.
 
         Raises:
             ValueError: lengths that differ, or the summary style without documents.
         """
-        values = [float(score) for score in scores]
-        lengths = {"queries": len(queries), "responses": len(responses), "scores": len(values)}
+        values = scores if callable(scores) else [float(score) for score in scores]
+        lengths = {"queries": len(queries), "responses": len(responses)}
+        if not callable(values):
+            lengths["scores"] = len(values)
         if documents is not None:
             lengths["documents"] = len(documents)
         elif self._style == "summary":
@@ -132,7 +134,7 @@ class IntrinsicReward:
         # The caller may reuse its tensors while the thread reads.
         query_ids = [self._shown_query(query) for query in queries]
         response_ids = [response.tolist() for response in responses]
-        texts = list(documents) if documents is not None else [None] * len(values)
+        texts = list(documents) if documents is not None else [None] * len(query_ids)
         return PendingIntrinsic(self._worker.apply_async(self._work, (query_ids, response_ids, values, texts)))
 
     def _shown_query(self, query: Tensor) -> list[int]:
@@ -156,9 +158,12 @@ class IntrinsicReward:
         self,
         queries: list[list[int]],
         responses: list[list[int]],
-        scores: list[float],
+        values: list[float] | Callable[[], Sequence[float]],
         documents: list[str] | list[None],
     ) -> _Outcome:
+        scores = [float(score) for score in (values() if callable(values) else values)]
+        if len(scores) != len(queries):
+            raise ValueError(f"got {len(scores)} scores for {len(queries)} samples; expected one per sample")
         begin = time.perf_counter()
         requests: dict[int, CritiqueRequest] = {}
         for i, score in enumerate(scores):

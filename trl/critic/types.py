@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from trl.failures import GoneError
+
 Style = Literal["sentiment", "toxicity", "summary"]
 Polarity = Literal["positive", "negative"]
 Status = Literal["ok", "none", "unparsable", "failed", "skipped"]
@@ -62,7 +64,7 @@ class CritiqueRequest:
     """Offset in ``text`` where the response begins; for backends that score words, what to leave out."""
 
 
-class CriticGoneError(RuntimeError):
+class CriticGoneError(GoneError):
     """The critic will not answer any more; training on would be without it."""
 
 

@@ -3,11 +3,11 @@
 import threading
 from collections.abc import Sequence
 
-from trl.failures import FailureWindow
+from trl.failures import FailureWindow, GoneError
 from trl.rewards.composite import SampleResult
 
 
-class RewardGoneError(RuntimeError):
+class RewardGoneError(GoneError):
     """More than 80 % of the last samples (100, at least 20) got no reward; the message counts the reasons."""
 
 
