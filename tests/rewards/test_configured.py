@@ -343,7 +343,7 @@ def test_under_renormalise_a_dead_component_does_not_stop_the_run():
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "rewards"
 FILES = ["string_match.json", "json_match.yaml", "autorater.yaml", "code_execution.yaml", "cloud_run.json"]
-FILES += ["composite.yaml", "gsm8k.yaml", "format_length.yaml"]
+FILES += ["composite.yaml", "gsm8k.yaml", "format_length.yaml", "questions.json"]
 
 
 def test_every_sample_file_is_tested():
@@ -371,6 +371,8 @@ SOLUTION = "<think>Two and two.</think>\n<answer>four</answer>"
         ("gsm8k.yaml", "#### $1234.00", {"answer": "1,234"}, 1.0),
         ("gsm8k.yaml", "#### 12", {"answer": "1234"}, 0.0),
         ("gsm8k.yaml", "1234", {"answer": "1234"}, -1.0),
+        ("questions.json", " White.", {"answer": "white"}, 1.0),
+        ("questions.json", "white or black", {"answer": "white"}, 0.0),
         ("format_length.yaml", SOLUTION, {}, 1.0),
         ("format_length.yaml", "four", {}, 1 / 3),
         ("format_length.yaml", "four " * 300, {}, 0.0),
