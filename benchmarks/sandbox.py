@@ -12,6 +12,7 @@ Not covered: snippets that compute for long, where the sandbox's own share no lo
 import argparse
 import json
 import math
+import resource
 import subprocess
 import sys
 import time
@@ -42,10 +43,16 @@ def new_process(snippet: str, call: tuple[dict, dict]) -> float:
     return float(subprocess.run(command, input=json.dumps(call), capture_output=True, text=True, check=True).stdout)
 
 
+def cpu_of_children() -> float:
+    """Seconds, of the processes that have ended; other work on the machine hardly changes them."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 def compare(name: str, snippet: str, calls: int, processes: int, workers: int) -> float:
     """Seconds of `calls` calls through the sandbox; prints the comparison."""
     asked = [({"references": {"answer": "4"}}, {"parts": [{"text": str(i % 5)}]}) for i in range(calls)]
-    begin = time.perf_counter()
+    begin, cpu_begin = time.perf_counter(), cpu_of_children()
     with Sandbox(snippet, workers=workers) as sandbox:
         sandbox.evaluate(asked[:workers])
         started = time.perf_counter() - begin
@@ -53,6 +60,7 @@ def compare(name: str, snippet: str, calls: int, processes: int, workers: int) -
         outcomes = sandbox.evaluate(asked)
         seconds = time.perf_counter() - begin
         guards = sandbox.guards
+    cpu = cpu_of_children() - cpu_begin
     begin = time.perf_counter()
     with ThreadPoolExecutor(workers) as pool:
         plain = list(pool.map(partial(new_process, snippet), asked[:processes]))
@@ -61,6 +69,7 @@ def compare(name: str, snippet: str, calls: int, processes: int, workers: int) -
         raise SystemExit("error: the two ways disagree")
     rate, plain_rate = calls / seconds, processes / plain_seconds
     print(f"{name}: {calls} calls in {seconds:.2f} s after {started:.2f} s to start, on {workers} workers")
+    print(f"  {1000 * cpu / calls:.1f} ms of CPU per call, the start included")
     print(f"  {rate:.0f} calls/s; a new process per call ({processes} of them): {plain_rate:.1f} calls/s")
     print(f"  ratio {rate / plain_rate:.1f}; guards: {', '.join(guards)}")
     return seconds

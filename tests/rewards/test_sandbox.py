@@ -143,7 +143,9 @@ def test_libraries(library: str) -> None:
 def test_a_library_that_only_the_call_itself_imports() -> None:
     """Its own memory and its one core are enough for it."""
     lines = f"scipy = __import__('scipy.stats')\nreturn {LIBRARIES['scipy.stats']}"
-    assert outcome_of(body(lines)) == Outcome(pytest.approx(1))
+    outcome = outcome_of(body(lines))
+    assert outcome.reason is None
+    assert outcome.value == pytest.approx(1)
 
 
 def test_a_library_is_not_shared_between_calls() -> None:
@@ -196,12 +198,12 @@ def test_a_snippet_without_evaluate() -> None:
 def test_arguments_that_make_no_sense() -> None:
     for arguments in ({"timeout": 0}, {"memory_bytes": 0}, {"workers": 0}):
         with pytest.raises(ValueError, match=next(iter(arguments))):
-            Sandbox(body("return 1"), **arguments)  # type: ignore[arg-type]
+            Sandbox(body("return 1"), **arguments)
 
 
 def test_rows_that_are_no_json_fail_alone() -> None:
     with Sandbox(body("return 1"), timeout=20, workers=1) as sandbox:
-        bad, good = sandbox.evaluate([({"references": {1, 2}}, {}), CALL])  # type: ignore[dict-item]
+        bad, good = sandbox.evaluate([({"references": {1, 2}}, {}), CALL])
     assert math.isnan(bad.value)
     assert "can't be written as JSON" in str(bad.reason)
     assert good == Outcome(1.0)
@@ -224,7 +226,7 @@ def test_calls_run_side_by_side() -> None:
         sandbox.evaluate([CALL] * 4)
         begin = time.monotonic()
         sandbox.evaluate([CALL] * 8)
-        assert time.monotonic() - begin < 2.5  # one after the other: 4 s
+        assert time.monotonic() - begin < 3.5  # one after the other: 4 s
 
 
 def test_two_sandboxes_and_many_threads_at_once() -> None:
