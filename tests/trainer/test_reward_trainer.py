@@ -205,6 +205,26 @@ def test_pairs_of_one_prompt_share_a_batch(tmp_path):
     assert trainer.batches[0][1] == pack([[3 * i, 3 * i + 1, 3 * i + 2] for i in range(10)], 7, 0)[0]
 
 
+def test_a_text_that_several_pairs_share_is_read_once(tmp_path):
+    """Three pairs of one prompt: the same loss and gradients as those of the pairs one by one, from four texts."""
+    many = [{**PAIRS[0], "rejected": f" It is{BAD}{'!' * n}"} for n in range(3)] + [PAIRS[1]]
+    trainer = make(tmp_path, pairs=many)
+    ids, mask, chosen, rejected = trainer._texts(trainer.rows)
+    assert ids.shape[0] == 6
+    for row, i, j in zip(trainer.rows, chosen, rejected, strict=True):
+        assert ids[i][mask[i].bool()].tolist() == row.chosen
+        assert ids[j][mask[j].bool()].tolist() == row.rejected
+    gradients = []
+    for groups in ([trainer.rows], [[row] for row in trainer.rows]):
+        trainer.model.zero_grad()
+        losses = [trainer.loss(trainer.model, rows)[0] for rows in groups]
+        sum(losses).backward()
+        gradients.append((sum(losses).item(), [p.grad.clone() for p in trainer.model.parameters()]))
+    assert gradients[0][0] == pytest.approx(gradients[1][0], abs=1e-5)
+    for together, apart in zip(gradients[0][1], gradients[1][1], strict=True):
+        torch.testing.assert_close(together, apart, atol=1e-5, rtol=1e-4)
+
+
 # --- files ------------------------------------------------------------------------------------------------
 
 

@@ -81,11 +81,12 @@ class RewardTrainer(SupervisedTrainer[Pair]):
 
     def loss(self, model: nn.Module, rows: Sequence[Pair]) -> tuple[Tensor, dict[str, Tensor]]:
         """Summed pair loss, pairwise accuracy, margin and the two scores."""
-        ids, mask = self._pad([row.chosen for row in rows] + [row.rejected for row in rows])
+        ids, mask, chosen, rejected = self._texts(rows)
         # without a mask, attention takes its fastest path, and right padding can't be seen from the left
         values = model(ids, positions=torch.ones_like(mask, dtype=torch.bool)).view(ids.shape)
-        n = len(rows)
-        result = self.pair_loss(values[:n], values[n:], ids[:n], ids[n:], mask[:n], mask[n:])
+        result = self.pair_loss(
+            values[chosen], values[rejected], ids[chosen], ids[rejected], mask[chosen], mask[rejected]
+        )
         logged = {
             "accuracy": result.accuracy,
             "margin": result.margin,
@@ -120,10 +121,10 @@ class RewardTrainer(SupervisedTrainer[Pair]):
         result = torch.zeros(len(rows), dtype=torch.float64, device=self.accelerator.device)
         by_length = sorted(range(len(rows)), key=lambda i: max(len(rows[i].chosen), len(rows[i].rejected)))
         for numbers, weight in self._passes(by_length):
-            ids, mask = self._pad([rows[i].chosen for i in numbers] + [rows[i].rejected for i in numbers])
+            ids, mask, chosen, rejected = self._texts([rows[i] for i in numbers])
             ends = nn.functional.one_hot(last_positions(mask), mask.shape[1]).bool()
             scores = self.model(ids, positions=ends).double()
-            result[numbers] += (scores[: len(numbers)] - scores[len(numbers) :]) * weight
+            result[numbers] += (scores[chosen] - scores[rejected]) * weight
         if self.accelerator.num_processes > 1:
             result = self.accelerator.reduce(result)
         return result.cpu().numpy()
@@ -133,11 +134,21 @@ class RewardTrainer(SupervisedTrainer[Pair]):
         self.reward_model.save_pretrained(folder, state_dict=state_dict)
         self.tokenizer.save_pretrained(str(folder))
 
-    def _pad(self, sequences: list[list[int]]) -> tuple[Tensor, Tensor]:
-        """Right-padded ids and mask (N, L), on the device."""
-        ids = pad_sequence([torch.tensor(s) for s in sequences], batch_first=True, padding_value=self.text.pad_id)
-        mask = pad_sequence([torch.ones(len(s), dtype=torch.long) for s in sequences], batch_first=True)
-        return ids.to(self.accelerator.device), mask.to(self.accelerator.device)
+    def _texts(self, rows: Sequence[Pair]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """The different texts of N pairs, and which of them each pair compares.
+
+        Right-padded ids and mask (T, L); row numbers of the chosen and the rejected texts (N,). The pairs of one
+        prompt often share a text, which is then read once.
+        """
+        numbers: dict[tuple[int, ...], int] = {}
+        chosen, rejected = (
+            torch.tensor([numbers.setdefault(tuple(text), len(numbers)) for text in texts])
+            for texts in ([row.chosen for row in rows], [row.rejected for row in rows])
+        )
+        ids = pad_sequence([torch.tensor(s) for s in numbers], batch_first=True, padding_value=self.text.pad_id)
+        mask = pad_sequence([torch.ones(len(s), dtype=torch.long) for s in numbers], batch_first=True)
+        device = self.accelerator.device
+        return ids.to(device), mask.to(device), chosen.to(device), rejected.to(device)
 
 
 def encode_pairs(text: RewardText, pairs: Sequence[dict[str, str]], what: str) -> list[Pair]:
