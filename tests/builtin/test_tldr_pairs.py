@@ -49,6 +49,8 @@ def test_names_and_figures_are_replaced_by_the_others(draw: random.Random) -> No
     assert text.startswith("A plan of ") and " schools in " in text and text.endswith(" has been welcomed by farmers.")
     foreign = text.removeprefix("A plan of ").split(" to spend ")[0]
     assert foreign in f"{ALIKE.lead} {ALIKE.document}"
+    within = Summary(OWN.prompt, "A concert of U2 in Rome has sold out 2 times.")
+    assert names(within, Summary("x", "Some 77 came."), draw) == "A concert of U2 in Rome has sold out 77 times."
     plain = Summary(OWN.prompt, "A plan to spend more on schools has been welcomed by farmers.")
     assert names(plain, ALIKE, draw) == plain.lead  # nothing to replace: make_pairs leaves it out
 

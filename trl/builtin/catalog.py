@@ -205,7 +205,7 @@ _ITEMS = {
             "tldr-pairs",
             "preference pairs",
             "the lead sentences of tldr against worse ones made from them, train, valid and test",
-            recipe="1",
+            recipe="2",
             builder="trl.builtin.tldr_pairs:build",
             needs=("tldr",),
         ),

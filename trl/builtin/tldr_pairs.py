@@ -19,10 +19,10 @@ the prompt get is measured when the pairs are made (`baselines`); % right of the
 ====================== ==== ===== ===== ====== ===== ====== ====== ======
 judge                   all other names splice order repeat detail length
 ====================== ==== ===== ===== ====== ===== ====== ====== ======
-the longer text          52    53    58     49    51     51     56     49
+the longer text          52    53    59     49    51     51     56     49
 the one with a "."       50    50    50     50    50     50     50     50
 logistic, eight counts   66    40    64     57    51    100     65     86
-logistic, bag of words   60    52    64     54    51     57     75     72
+logistic, bag of words   60    51    64     54    51     57     75     71
 ====================== ==== ===== ===== ====== ===== ====== ====== ======
 
 The eight counts (`_lengths`: words, characters, different words, capitals, …) see all repetition and most odd lengths:
@@ -50,8 +50,8 @@ DETAIL_SLACK = 6
 GROUP = 5
 """Words that ``order`` shuffles together."""
 
-_NAME = re.compile(r"(?:[A-Z][\w'&-]*)(?: (?:of |de |the )?[A-Z][\w'&-]*)*")
-_FIGURE = re.compile(r"[£$€]?\d[\d,.]*\d(?:%|bn|m|th|st|nd|rd)?|[£$€]?\d(?:%|bn|m)?")
+_NAME = re.compile(r"\b[A-Z][\w'&-]*(?: (?:of |de |the )?[A-Z][\w'&-]*)*")
+_FIGURE = re.compile(r"(?<!\w)[£$€]?\d(?:[\d,.]*\d)?(?:%|bn\b|m\b|th\b|st\b|nd\b|rd\b|\b)")
 _COMMON = frozenset({"a", "an", "and", "as", "at", "by", "for", "from", "in", "is", "it", "of", "on", "s", "the", "to"})
 _REFERRING = frozenset(
     {"He", "She", "It", "They", "We", "I", "His", "Her", "Its", "Their", "This", "That", "These", "But"}
@@ -146,7 +146,8 @@ def names(summary: Summary, alike: Summary, draw: random.Random) -> str:
             if fitting:
                 chosen = draw.choice(fitting)
                 foreign.remove(chosen)
-                text = text.replace(own, chosen)
+                whole = rf"(?<!\w){re.escape(own)}(?!\w)"  # U2 is not 2
+                text = re.sub(whole, chosen.replace("\\", "\\\\"), text)
     return text
 
 
