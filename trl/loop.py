@@ -228,7 +228,7 @@ class RunRecord:
             self._progress.stop()
         if self._log is not None:
             self._log.close()
-        if isinstance(error, GoneError):
+        if isinstance(error, GoneError | EndpointAuthError):
             saved = self.folder / f"step-{self.done}"
             self.trainer.save_pretrained(saved)
             self.trainer.accelerator.end_training()
@@ -254,17 +254,17 @@ class RunRecord:
         """What `PPOTrainer.step` calls after its passes: the scaled scores, joined by the critic's rewards.
 
         ``scores`` that are still on their way are given as the callable that waits for them. When the critic or the
-        reward is gone for one process, GoneError is raised in all of them.
+        reward is gone for one process, or an endpoint refuses its key, that is raised in all of them.
         """
 
         def ready() -> list[Tensor] | list[float]:
-            gone: GoneError | None = None
+            gone: GoneError | EndpointAuthError | None = None
             given: Sequence[float] = ()
             token_rewards: list[Tensor] | None = None
             try:
                 given = scores() if callable(scores) else scores
                 token_rewards = pending.result() if pending is not None else None
-            except GoneError as error:
+            except (GoneError, EndpointAuthError) as error:
                 gone = error
             if self.trainer.global_mean([float(gone is not None)]):
                 raise gone or GoneError("the critic or reward of another process is gone; its message says why")

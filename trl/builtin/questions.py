@@ -118,6 +118,7 @@ def _rows_of(kind: Kind, split: str) -> list[dict[str, Any]]:
 
 def kinds() -> Iterator[Kind]:
     """All kinds of question with their cases."""
+    wordings: tuple[str, ...]
     wordings = ("What is the capital of {}?", "Which city is the capital of {}?", "Name the capital city of {}.")
     yield _of_pairs("capital", wordings, _CAPITALS)
     yield _of_pairs("color", ("What color is {}?", "Which color does {} have?", "Name the color of {}."), _COLORS)
