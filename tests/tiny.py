@@ -17,6 +17,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
+    GPTJConfig,
+    GPTJForCausalLM,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
     LlamaConfig,
@@ -122,6 +124,25 @@ def tiny_neox(seed: int = 0, *, layers: int = 2, vocab_size: int = VOCAB_SIZE) -
         pad_token_id=EOS_ID,
     )
     return _filled(GPTNeoXForCausalLM(config), seed)
+
+
+def tiny_gptj(seed: int = 0, *, layers: int = 2, vocab_size: int = VOCAB_SIZE) -> GPTJForCausalLM:
+    """GPT-J, of which the public TL;DR models are: parallel blocks, interleaved rotary positions, LM head with bias."""
+    config = GPTJConfig(
+        vocab_size=vocab_size,
+        n_positions=128,
+        n_embd=HIDDEN_SIZE,
+        n_layer=layers,
+        n_head=4,
+        rotary_dim=4,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=EOS_ID,
+        eos_token_id=EOS_ID,
+        pad_token_id=EOS_ID,
+    )
+    return _filled(GPTJForCausalLM(config), seed)
 
 
 def tiny_opt(

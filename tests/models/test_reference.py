@@ -7,13 +7,14 @@ import pytest
 import torch
 from transformers import BloomConfig, BloomForCausalLM
 
-from tests.tiny import perturb_weights, tiny_gpt2, tiny_llama, tiny_neox, tiny_opt
+from tests.tiny import perturb_weights, tiny_gpt2, tiny_gptj, tiny_llama, tiny_neox, tiny_opt
 from trl import AutoModelForCausalLMWithValueHead, create_reference_model
 
 LAYERS = 4
 BUILDERS = {
     "gpt2": tiny_gpt2,
     "llama": tiny_llama,
+    "gptj": tiny_gptj,
     "neox": tiny_neox,
     "opt": tiny_opt,
     "opt_projected": partial(tiny_opt, projected=True),

@@ -17,6 +17,7 @@ from tests.tiny import (
     save_legacy_checkpoint,
     stable_normal,
     tiny_gpt2,
+    tiny_gptj,
     tiny_llama,
     tiny_neox,
     tiny_opt,
@@ -26,6 +27,7 @@ from trl import AutoModelForCausalLMWithValueHead
 
 BUILDERS = {
     "gpt2": tiny_gpt2,
+    "gptj": tiny_gptj,
     "llama": tiny_llama,
     "neox": tiny_neox,
     "opt": tiny_opt,

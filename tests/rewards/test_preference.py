@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.critic.toy_tokenizers import tokenizer_of
-from tests.models.test_reward_model import public_state, tiny_gptj
-from tests.tiny import stable_normal, tiny_llama, tiny_tokenizer
+from tests.models.test_reward_model import public_state
+from tests.tiny import stable_normal, tiny_gptj, tiny_llama, tiny_tokenizer
 from trl.models import RewardModel
 from trl.rewards import PreferenceReward
 

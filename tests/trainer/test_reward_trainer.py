@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.invariant.test_two_processes import run
 from tests.tiny import tiny_gpt2, tiny_llama, tiny_tokenizer
 from trl.jsonl import read_jsonl
 from trl.models import RewardModel
@@ -82,6 +83,19 @@ def test_margin_and_centring_reach_the_loss(tmp_path):
         expected = math.log1p(math.exp(rejected - chosen + changes.get("margin", 0.0)))
         expected += changes.get("center_coef", 0.0) * (chosen + rejected) ** 2
         assert metrics["loss"] == pytest.approx(expected, abs=1e-5)
+
+
+def test_two_processes_equal_one(tmp_path):
+    """Seven held-out pairs, which two processes can't share evenly."""
+    worker = str(Path(__file__).with_name("reward_worker.py"))
+    [alone] = run(tmp_path / "alone", worker)
+    pair = run(tmp_path / "pair", "-m", "torch.distributed.run", "--nproc_per_node=2", "--standalone", worker)
+    assert [result["world"] for result in pair] == [2, 2]
+    assert pair[0]["weights"] == pair[1]["weights"]
+    assert pair[0]["weights"] == pytest.approx(alone["weights"], rel=1e-5)
+    for name, value in alone["metrics"].items():
+        assert pair[0]["metrics"][name] == pytest.approx(value, abs=1e-4), name
+        assert pair[1]["metrics"][name] == pair[0]["metrics"][name]
 
 
 # --- measures ---------------------------------------------------------------------------------------------

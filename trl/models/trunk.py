@@ -32,6 +32,7 @@ class _Layout:
 _LLAMA = _Layout("model", "layers", "norm")
 _LAYOUTS = {
     "gpt2": _Layout("transformer", "h", "ln_f", entry=("wpe",)),
+    "gptj": _Layout("transformer", "h", "ln_f"),
     "gpt_neox": _Layout("gpt_neox", "layers", "final_layer_norm"),
     "llama": _LLAMA,
     "mistral": _LLAMA,
