@@ -184,7 +184,6 @@ def test_replay_of_a_run_gives_its_rewards(names, attributed, tmp_path):
         (("--use_intrinsic_reward", "--critic", "lexicon"), "summar"),
         (("--critic_score_bounds", "10", "0"), "expected the lower one first"),
         (("--output_min_length", "30"), "expected 1 <= min <= max"),
-        (("--query_dataset", "no_such_posts.jsonl"), "no_such_posts.jsonl"),
     ],
 )
 def test_what_cannot_be_is_one_line(names, tmp_path, flags, message):
