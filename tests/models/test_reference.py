@@ -21,6 +21,7 @@ BUILDERS = {
 }
 BLOCK_PREFIX = {
     "gpt2": "transformer.h.",
+    "gptj": "transformer.h.",
     "llama": "model.layers.",
     "neox": "gpt_neox.layers.",
     "opt": "model.decoder.layers.",

@@ -68,11 +68,11 @@ def test_everything_on_at_once(tmp_path):
 
 
 def test_checkpointed_activations_change_nothing(tmp_path):
-    runs = [make(tmp_path / str(on), gradient_checkpointing=on, steps=2) for on in (False, True)]
-    for run in runs:
-        run.train()
-    for name, tensor in runs[0].unwrapped.state_dict().items():
-        torch.testing.assert_close(tensor, runs[1].unwrapped.state_dict()[name], atol=1e-6, rtol=1e-5)
+    trainers = [make(tmp_path / str(on), gradient_checkpointing=on, steps=2) for on in (False, True)]
+    for trainer in trainers:
+        trainer.train()
+    for name, tensor in trainers[0].unwrapped.state_dict().items():
+        torch.testing.assert_close(tensor, trainers[1].unwrapped.state_dict()[name], atol=1e-6, rtol=1e-5)
 
 
 def test_margin_and_centring_reach_the_loss(tmp_path):
