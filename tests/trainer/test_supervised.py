@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -180,6 +181,35 @@ def test_a_resumed_run_is_the_uninterrupted_run_to_the_bit(tmp_path, monkeypatch
     assert timeless(tmp_path / "killed") == timeless(tmp_path / "whole")
     saved = [torch.load(tmp_path / name / "weights.bin", weights_only=True) for name in ("whole", "killed")]
     assert all(torch.equal(saved[0][key], saved[1][key]) for key in saved[0])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_stops_and_the_run_goes_on_to_the_same_end(tmp_path, monkeypatch, number):
+    Regression(config(tmp_path / "whole")).train()
+    stopped = Regression(config(tmp_path / "stopped"))
+    step = stopped._step
+
+    def interrupted(*arguments):
+        if stopped.done == 4:
+            os.kill(os.getpid(), number)
+        return step(*arguments)
+
+    monkeypatch.setattr(stopped, "_step", interrupted)
+    before = signal.getsignal(number)
+    with pytest.raises(SystemExit, match="stopped after step 5 of 12"):
+        stopped.train()
+    assert signal.getsignal(number) is before
+    assert [path.name for path in (tmp_path / "stopped").glob("checkpoint-*")] == ["checkpoint-5"]
+    Regression(config(tmp_path / "stopped", resume="latest")).train()
+    assert timeless(tmp_path / "stopped") == timeless(tmp_path / "whole")
+
+
+def test_resuming_a_finished_run_measures_again_and_changes_nothing(tmp_path):
+    first = Regression(config(tmp_path, save_steps=6))
+    metrics = first.train()
+    again = Regression(config(tmp_path, save_steps=6, resume="latest"))
+    assert again.train()["eval/mean"] == metrics["eval/mean"]
+    assert torch.equal(weights(again), weights(first))
 
 
 def test_only_the_newest_whole_checkpoints_stay_and_half_ones_are_ignored(tmp_path):

@@ -33,6 +33,7 @@ from trl.trainer.checkpoint_folders import (
     remove_oldest,
     working_path,
 )
+from trl.trainer.stop_signal import StopRequest
 from trl.trainer.supervised_config import LATEST, SupervisedConfig
 
 logger = logging.getLogger(__name__)
@@ -106,15 +107,19 @@ class SupervisedTrainer(ABC, Generic[R]):
         """Run (or resume) all steps and save the model; returns the last step's metrics and the last evaluation.
 
         Raises ``FloatingPointError`` where the loss is not finite, before the weights are touched, and
-        ``DataFileError`` where a checkpoint belongs to other data or settings.
+        ``DataFileError`` where a checkpoint belongs to other data or settings. SIGTERM or Ctrl-C end the run after the
+        step in progress, with a checkpoint and ``SystemExit``.
         """
         metrics: dict[str, float] = {}
         self._start()
-        with RunLog(self.folder) if self.accelerator.is_main_process else nullcontext() as log:
-            if self.done == 0:
+        total = len(self.batches)
+        with (
+            RunLog(self.folder) if self.accelerator.is_main_process else nullcontext() as log,
+            self._progress_bar() as bar,
+            StopRequest() as stop,
+        ):
+            if self.done in (0, total):  # nothing is left to do after a run that was complete
                 metrics |= self._evaluate(log)
-            total = len(self.batches)
-            bar = self._progress_bar()
             for epoch, batch in self.batches[self.done :]:
                 metrics |= self._step(epoch, batch)
                 self.done += 1
@@ -123,9 +128,12 @@ class SupervisedTrainer(ABC, Generic[R]):
                 bar.set_postfix(loss=f"{metrics['loss']:.4f}", refresh=False)
                 if self.done == total or (self.config.eval_every and self.done % self.config.eval_every == 0):
                     metrics |= self._evaluate(log)
-                if self.config.save_steps and (self.done == total or self.done % self.config.save_steps == 0):
+                stopping = self._anywhere(stop.received is not None)
+                is_due = self.config.save_steps and (self.done == total or self.done % self.config.save_steps == 0)
+                if is_due or stopping:
                     self._save_checkpoint()
-            bar.close()
+                if stopping and self.done < total:
+                    raise SystemExit(f"stopped after step {self.done} of {total}; --resume goes on from there")
         self.save_pretrained()
         if self.config.log_with:
             self.accelerator.end_training()
@@ -196,6 +204,10 @@ class SupervisedTrainer(ABC, Generic[R]):
             log.log_metrics(self.done, metrics)
         if self.config.log_with:
             self.accelerator.log(metrics, step=self.done)
+
+    def _anywhere(self, is_true: bool) -> bool:
+        """Whether something is so in any process."""
+        return self._summed({"count": torch.tensor(float(is_true), dtype=torch.float64)})["count"] > 0
 
     def _summed(self, sums: dict[str, Tensor]) -> dict[str, float]:
         """Sums over all processes."""
