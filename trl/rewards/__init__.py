@@ -11,12 +11,13 @@ if TYPE_CHECKING:
     from trl.rewards.autorater import JudgeSettings
     from trl.rewards.classifiers import TextClassifier, load_classifier
     from trl.rewards.config_file import RewardConfigError
-    from trl.rewards.configured import ConfiguredReward, load_reward
+    from trl.rewards.configured import load_reward
     from trl.rewards.dense import token_overlong, token_repetition_penalty
     from trl.rewards.fuse import RewardGoneError
     from trl.rewards.moderation import ModerationReward
     from trl.rewards.perspective import PerspectiveClient, PerspectiveReward
     from trl.rewards.preference import PreferenceReward
+    from trl.rewards.reward_function import ConfiguredReward
     from trl.rewards.rouge import RougeReward
     from trl.rewards.sentiment import SentimentReward
     from trl.rewards.shaping import (
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from trl.rewards.toxicity import ToxicityReward, load_toxicity_scorer
 
 _HOME = {
-    "ConfiguredReward": "trl.rewards.configured",
+    "ConfiguredReward": "trl.rewards.reward_function",
     "JudgeSettings": "trl.rewards.autorater",
     "RewardConfigError": "trl.rewards.config_file",
     "RewardGoneError": "trl.rewards.fuse",

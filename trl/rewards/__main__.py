@@ -20,7 +20,7 @@ from trl.builtin import BuiltinError
 
 if TYPE_CHECKING:
     from trl.data.tuning_rows import TuningRow
-    from trl.rewards.configured import ConfiguredReward
+    from trl.rewards.reward_function import ConfiguredReward
 
 
 class UsageError(ValueError):

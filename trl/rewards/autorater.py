@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trl.rewards.patterns import SlowPatternError, last_match
+from trl.rewards.patterns import PatternError, Patterns
 from trl.rewards.placeholders import fill, names_in, reference_values
 from trl.rewards.schema import AutoraterScorer
 from trl.rewards.scoring import Sample, Verdict, failure
@@ -111,8 +111,8 @@ class AutoraterReward:
     answer without a number where one is expected, is no verdict.
     """
 
-    def __init__(self, config: AutoraterScorer, judge: Judge) -> None:
-        self._config, self._judge = config, judge
+    def __init__(self, config: AutoraterScorer, judge: Judge, patterns: Patterns) -> None:
+        self._config, self._judge, self._patterns = config, judge, patterns
         unused = config.autorater_config.model_dump(exclude={"autorater_model"}, exclude_none=True, by_alias=True)
         if unused:
             logger.warning("autoraterConfig: %s not used; a judge is asked once, at temperature 0", ", ".join(unused))
@@ -136,8 +136,8 @@ class AutoraterReward:
         regex = self._config.autorater_response_parse_config.regex
         if regex is not None:
             try:
-                answer = last_match(regex, answer) or ""
-            except SlowPatternError as error:
+                answer = self._patterns.last_match(regex, answer) or ""
+            except PatternError as error:
                 return failure(str(error), stages)
             stages["parsed answer"] = answer
         exact = self._config.exact_match_scorer

@@ -8,7 +8,7 @@ from multiprocessing.pool import ThreadPool
 from typing import Literal
 
 from trl.rewards.config_file import sum_is_zero
-from trl.rewards.patterns import SlowPatternError, last_match
+from trl.rewards.patterns import PatternError, Patterns
 from trl.rewards.schema import RewardConfig
 from trl.rewards.scoring import Sample, Scorer, Verdict, clipped, failure
 
@@ -46,9 +46,9 @@ class SampleResult:
 class Component:
     """One configured reward: what of a response it scores, by which scorer, with which weight."""
 
-    def __init__(self, config: RewardConfig, weight: float, scorer: Scorer) -> None:
+    def __init__(self, config: RewardConfig, weight: float, scorer: Scorer, patterns: Patterns) -> None:
         self.name, self.weight, self.scorer = config.reward_name, weight, scorer
-        self._parse = config.parse_response_config.regex
+        self._parse, self._patterns = config.parse_response_config.regex, patterns
 
     def evaluate(self, samples: Sequence[Sample]) -> list[ComponentResult]:
         """One result per sample, in order."""
@@ -77,8 +77,8 @@ class Component:
         if self._parse is None:
             return sample
         try:
-            found = last_match(self._parse, sample.response)
-        except SlowPatternError as error:
+            found = self._patterns.last_match(self._parse, sample.response)
+        except PatternError as error:
             return failure(str(error))
         return replace(sample, response=found or "", extracted=found is not None)
 
@@ -108,4 +108,6 @@ def weighted_mean(rewards: Sequence[float], weights: Sequence[float], policy: Na
     kept = [(r, w) for r, w in zip(rewards, weights, strict=True) if not (policy == "renormalise" and math.isnan(r))]
     if sum_is_zero([w for _, w in kept]):
         return math.nan
-    return math.fsum(r * w for r, w in kept) / math.fsum(w for _, w in kept)
+    _, exponent = math.frexp(max(abs(w) for _, w in kept))
+    scaled = [(r, math.ldexp(w, -exponent)) for r, w in kept]  # exact, and neither too small nor too large to sum
+    return math.fsum(r * w for r, w in scaled) / math.fsum(w for _, w in scaled)

@@ -88,7 +88,8 @@ def _read(data: Any) -> list[LocatedReward]:
 
 def sum_is_zero(weights: Sequence[float]) -> bool:
     """Whether weights cancel, but for rounding."""
-    return abs(math.fsum(weights)) <= 1e-9 * math.fsum(map(abs, weights))
+    largest = max(map(abs, weights), default=0.0)
+    return largest == 0 or abs(math.fsum(weight / largest for weight in weights)) <= 1e-9 * len(weights)
 
 
 def _validated(model: type[T], data: Any, path: str) -> T:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from trl.rewards.patterns import SlowPatternError, contains
+from trl.rewards.patterns import PatternError, Patterns
 from trl.rewards.placeholders import fill, reference_values, regex_of
 from trl.rewards.schema import StringMatch, StringMatchScorer
 from trl.rewards.scoring import Sample, Verdict, failure
@@ -17,8 +17,8 @@ class StringMatchReward:
     is wrong. A search that hits its time limit has no verdict.
     """
 
-    def __init__(self, config: StringMatchScorer) -> None:
-        self._config = config
+    def __init__(self, config: StringMatchScorer, patterns: Patterns) -> None:
+        self._config, self._patterns = config, patterns
 
     def score(self, samples: Sequence[Sample]) -> list[Verdict]:
         return [self._verdict(sample) for sample in samples]
@@ -42,11 +42,20 @@ class StringMatchReward:
         right = False
         if sample.extracted and target is not None:
             try:
-                right = matches(rule, stages["expression"], target)
-            except SlowPatternError as error:
+                right = self._matches(rule, stages["expression"], target)
+            except PatternError as error:
                 return failure(str(error), stages)
         stages["match"] = f"{rule.match_operation}: {'right' if right else 'wrong'}"
         return Verdict(config.correct_answer_reward if right else config.wrong_answer_reward, None, stages)
+
+    def _matches(self, rule: StringMatch, expression: str, target: str) -> bool:
+        match rule.match_operation:
+            case "EXACT_MATCH":
+                return target == expression
+            case "PARTIAL_MATCH":
+                return expression in target
+            case "REGEX_CONTAINS":
+                return self._patterns.contains(expression, target)
 
 
 def substituted(rule: StringMatch, references: Mapping[str, Any]) -> str:
@@ -54,17 +63,6 @@ def substituted(rule: StringMatch, references: Mapping[str, Any]) -> str:
     if rule.match_operation == "REGEX_CONTAINS":
         return regex_of(rule.expression, references)
     return fill(rule.expression, reference_values(references))
-
-
-def matches(rule: StringMatch, expression: str, target: str) -> bool:
-    """Compare with the substituted expression. Raises SlowPatternError."""
-    match rule.match_operation:
-        case "EXACT_MATCH":
-            return target == expression
-        case "PARTIAL_MATCH":
-            return expression in target
-        case "REGEX_CONTAINS":
-            return contains(expression, target)
 
 
 def json_value(text: str, key: str) -> str | None:
