@@ -57,8 +57,8 @@ class RLHFArgs(SummaryArgs):
     reward_model_ckpt_path: str | None = None
     """Reward model: a folder of reward_model_summ.py, or the public 6B layout (needs --reward_model_config)."""
     reward_model_config: str | None = None
-    """Model that gives configuration and tokenizer to the public 6B layout (its SFT model), which is then read as it was
-    trained: <|startoftext|> before a text, no EOS after it."""
+    """Model that gives configuration and tokenizer to the public 6B layout (its SFT model), which is then read as it
+    was trained: <|startoftext|> before a text, no EOS after it."""
     reward_model_device: str | None = None
     """Device of the reward model, such as cpu or cuda:1; default: the policy's."""
     rw_batch_size: int = 16
