@@ -14,6 +14,10 @@ class GoneError(RuntimeError):
     """What a run depends on (its critic, its reward) is gone for good: the run saves its model and stops."""
 
 
+SHOWN = 10
+"""Reasons that a message names; each call may have failed for one of its own."""
+
+
 class FailureWindow:
     """Outcomes of the last 100 calls. Not thread-safe."""
 
@@ -35,9 +39,11 @@ class FailureWindow:
 
     @property
     def reasons(self) -> str:
-        """The reasons with their counts, the most frequent first."""
+        """The most frequent reasons with their counts."""
         counts = Counter(outcome for outcome in self._outcomes if outcome is not None)
-        return ", ".join(f"{count} x {reason}" for reason, count in counts.most_common())
+        shown = [f"{count} x {reason}" for reason, count in counts.most_common(SHOWN)]
+        rest = counts.total() - sum(count for _, count in counts.most_common(SHOWN))
+        return ", ".join([*shown, f"{rest} x other reasons"] if rest else shown)
 
     def record(self, failure: str | None) -> None:
         """One call's outcome: None, or why it failed."""

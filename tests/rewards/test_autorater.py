@@ -156,6 +156,13 @@ def test_a_failing_endpoint_is_no_verdict_with_its_reason(monkeypatch, caplog, r
     assert len(server.requests) == (1 if reason in final else 2)
 
 
+@pytest.mark.parametrize("text", ["", "\x00\x1b[31m", "emoji 👩‍🔬 עברית", "half \ud83d", "x" * 100_000])
+def test_any_text_travels(text):
+    (result,), server = ask(judge(), said("1"), completions=[text])
+    assert result.reward == 1.0
+    assert server.requests[0]["messages"][0]["content"] == "Rate " + text.replace("\ud83d", "?")
+
+
 def test_five_megabytes_are_no_number():
     (result,), _ = ask(judge(), said("1" * 5_000_000))
     assert math.isnan(result.reward)

@@ -138,7 +138,7 @@ def test_a_passing_fault_is_retried_after_doubling_waits(fault):
     waits = [later - earlier for earlier, later in zip(server.times, server.times[1:], strict=False)]
     taken = 0.5 if fault == "slow" else 0.0
     for wait, least in zip(waits, (0.1, 0.2, 0.4), strict=True):
-        assert least + taken <= wait + 0.01 < least + taken + 0.5
+        assert least + taken <= wait + 0.01 < least + taken + 2
 
 
 def test_a_lasting_fault_is_given_up_after_five_retries():

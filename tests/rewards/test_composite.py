@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fake_openai import FakeOpenAI, completion
+from tests.fake_openai import FakeOpenAI, completion, error
 from tests.fake_reward import FakeReward, reward_reply
 from tests.rewards.reward_configs import composite, judge, service, snippet, string_match
 from trl.rewards import load_reward
@@ -17,9 +17,6 @@ from trl.rewards.config_file import sum_is_zero
 from trl.rewards.scoring import clipped
 
 NAN = math.nan
-SLOW = string_match("slow", "REGEX_CONTAINS", r"^(a|aa)+$")
-"""No verdict on :data:`ENDLESS`."""
-ENDLESS = "a" * 60 + "b"
 NUMBER = 'def evaluate(example, response):\n    return int(response["parts"][0]["text"]) / 10\n'
 numbers = st.floats(-1, 1)
 weights = st.one_of(st.floats(-10, 10), st.floats(allow_nan=False, allow_infinity=False))
@@ -40,33 +37,40 @@ def test_rewards_are_clipped_before_the_total():
         assert reward(completions=["4"], references=[{"answer": "4"}]) == [0.5]
 
 
+@pytest.fixture
+def gone():
+    """A reward that never has a verdict."""
+    with FakeReward(lambda body, nth: error(400)) as server:
+        yield service(server.url, "gone")
+
+
 @pytest.mark.parametrize(
     ("policy", "expected"), [("strict", [NAN, NAN]), ("renormalise", [1.0, -1.0])], ids=["strict", "renormalise"]
 )
-def test_a_missing_reward(policy, expected):
-    config = composite(string_match("right"), SLOW, weights=[1.0, 3.0])
+def test_a_missing_reward(policy, expected, gone):
+    config = composite(string_match("right"), gone, weights=[1.0, 3.0])
     with load_reward(config, nan_policy=policy) as reward:
-        results = reward.details(completions=[ENDLESS] * 2, references=[{"answer": ENDLESS}, {"answer": "4"}])
+        results = reward.details(completions=["4", "5"], references=[{"answer": "4"}] * 2)
     assert [result.reward for result in results] == pytest.approx(expected, nan_ok=True)
     assert math.isnan(results[0].components[1].reward)
-    reason = "slow: the regular expression took more than 1 s"
+    reason = "gone: the service gave no reward: HTTP 400"
     assert [result.error for result in results] == ([reason] * 2 if policy == "strict" else [None, None])
 
 
-def test_nothing_left_is_no_reward_under_either_policy():
-    for policy in ("strict", "renormalise"):
-        with load_reward(composite(SLOW, {**SLOW, "rewardName": "too"}), nan_policy=policy) as reward:
-            (result,) = reward.details(completions=[ENDLESS])
-        assert math.isnan(result.reward)
-        assert result.error.count("took more than") == 2
-
-
-def test_weights_of_what_is_left_that_cancel():
-    config = composite(string_match("a"), string_match("b"), SLOW, weights=[1.0, -1.0, 1.0])
-    with load_reward(config, nan_policy="renormalise") as reward:
-        (result,) = reward.details(completions=[ENDLESS], references=[{"answer": "4"}])
+@pytest.mark.parametrize("policy", ["strict", "renormalise"])
+def test_nothing_left_is_no_reward_under_either_policy(policy, gone):
+    with load_reward(composite(gone, {**gone, "rewardName": "too"}), nan_policy=policy) as reward:
+        (result,) = reward.details(completions=["4"])
     assert math.isnan(result.reward)
-    assert "slow: " in result.error
+    assert result.error == "gone: the service gave no reward: HTTP 400; too: the service gave no reward: HTTP 400"
+
+
+def test_weights_of_what_is_left_that_cancel(gone):
+    config = composite(string_match("a"), string_match("b"), gone, weights=[1.0, -1.0, 1.0])
+    with load_reward(config, nan_policy="renormalise") as reward:
+        (result,) = reward.details(completions=["4"], references=[{"answer": "4"}])
+    assert math.isnan(result.reward)
+    assert "gone: " in result.error
 
 
 def test_no_samples():

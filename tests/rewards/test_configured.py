@@ -342,15 +342,12 @@ def test_under_renormalise_a_dead_component_does_not_stop_the_run():
 # --- the sample files
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs" / "rewards"
-FILES = ["string_match.json", "json_match.yaml", "autorater.yaml", "code_execution.yaml", "cloud_run.json"]
-FILES += ["composite.yaml", "gsm8k.yaml", "format_length.yaml", "questions.json"]
+WANTED = {"string_match.json", "json_match.yaml", "autorater.yaml", "code_execution.yaml", "cloud_run.json"}
+WANTED |= {"composite.yaml", "gsm8k.yaml", "format_length.yaml"}
+FILES = sorted(path.name for path in CONFIGS.iterdir())
 
 
-def test_every_sample_file_is_tested():
-    assert sorted(path.name for path in CONFIGS.iterdir()) == sorted(FILES)
-
-
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", sorted(WANTED | set(FILES)))
 def test_the_sample_files_load(name, monkeypatch):
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9")
     load_reward(CONFIGS / name).close()

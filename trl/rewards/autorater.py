@@ -121,7 +121,8 @@ class AutoraterReward:
                 logger.warning("autoraterPrompt: {{%s}} is no placeholder and stays as it is", name)
 
     def score(self, samples: Sequence[Sample]) -> list[Verdict]:
-        prompts = [fill(self._config.autorater_prompt, _values(sample)) for sample in samples]
+        filled = [fill(self._config.autorater_prompt, _values(sample)) for sample in samples]
+        prompts = [prompt.encode(errors="replace").decode() for prompt in filled]  # half characters can't be sent
         replies = self._judge.ask(prompts)
         return [self._verdict(*each) for each in zip(samples, prompts, replies, strict=True)]
 

@@ -55,7 +55,9 @@ def show_report(console: Console, report: Report, title: str) -> None:
         table.add_row("total", "", *_figures(report.totals), f"{len(report.totals)}/{n}", bars, "")
     console.print(table)
     _show_problems(console, report.rewards)
-    console.print(Text.assemble("\nverdict: ", (report.verdict, f"bold {_COLOURS[report.verdict]}")))
+    count = sum(len(each.warnings) for each in report.rewards.values())
+    warned = f" ({count} warning{'s' if count > 1 else ''})" if count else ""
+    console.print(Text.assemble("\nverdict: ", (report.verdict, f"bold {_COLOURS[report.verdict]}"), warned))
 
 
 def _figures(rewards: Sequence[float]) -> list[str]:
