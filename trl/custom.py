@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from trl.data.task_prompts import TaskRow
-    from trl.rewards.configured import ConfiguredReward, PendingReward
-    from trl.rewards.function import FunctionReward
+    from trl.rewards.reward_function import ConfiguredReward, PendingReward
+    from trl.rewards.user_function import FunctionReward
     from trl.trainer import PPOTrainer
 
 PROMPTS: dict[Style, str] = {
@@ -205,7 +205,7 @@ def load_task_reward(args: CustomArgs, rows: "Sequence[TaskRow]") -> "Configured
     from trl.jsonl import DataFileError
     from trl.rewards.autorater import JudgeSettings
     from trl.rewards.configured import load_reward
-    from trl.rewards.function import FunctionReward
+    from trl.rewards.user_function import FunctionReward
 
     location = str(args.ppo_config.reward_model)
     if ".py:" in location:

@@ -43,9 +43,14 @@ class Args(CustomArgs):
             model_name="builtin:smollm2",
             query_dataset="builtin:questions",
             reward_model=QUESTIONS_REWARD,
-            learning_rate=5e-5,
+            learning_rate=1e-4,
+            batch_size=32,
+            ppo_epochs=2,
+            init_kl_coef=0.05,
         )
-        return cls(ppo_config=config, preset="builtin", num_shared_layers=20, eval_prompts=96, max_new_tokens=8)
+        return cls(
+            ppo_config=config, preset="builtin", num_shared_layers=20, epochs=2, eval_prompts=96, max_new_tokens=8
+        )
 
 
 def main() -> None:

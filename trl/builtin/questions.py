@@ -1,11 +1,11 @@
 """``builtin:questions``: short questions with one right answer each, made by rules from small word lists.
 
 Rows of ``train.jsonl`` and ``eval.jsonl`` are tuning rows (`trl.data.tuning_rows`): an instruction, one solved example
-of the same kind, the question, and ``references.answer``, one word or number. A small chat model gets about a third of
+of the same kind, the question, and ``references.answer``, one word. A small chat model gets about a third of
 them right when it samples; most of what it gets wrong is a babbled answer and not a lack of knowledge.
 
-Within a kind of question, what is asked about in one split (a word, a country, a number) is not asked about in the
-other, and the questions of ``eval`` are worded in a way that ``train`` does not have.
+Within a kind of question, what is asked about in one split (a word, a country) is not asked about in the other,
+and the questions of ``eval`` are worded in a way that ``train`` does not have.
 """
 
 import hashlib
@@ -18,8 +18,8 @@ from typing import Any
 from trl.builtin.catalog import Progress
 from trl.jsonl import dump_line
 
-INSTRUCTION = "Answer with one word or one number."
-PER_KIND = {"train": 60, "eval": 16}
+INSTRUCTION = "Answer with one word."
+PER_KIND = {"train": 80, "eval": 16}
 """Most rows of one kind of question."""
 HELD_OUT = 4
 """Every fourth thing that is asked about is for ``eval``."""
@@ -58,7 +58,11 @@ _PLURALS = (
     "story stories, dog dogs, road roads, bird birds, ship ships, table tables, window windows, garden gardens, "
     "brush brushes, bench benches, party parties, letter letters, bridge bridges, flower flowers, engine engines"
 )
-_NUMBERS = range(12, 99)
+_CONTINENTS = {
+    "Europe": "France Italy Spain Greece Germany Portugal Austria Poland Hungary Norway Sweden Belgium",
+    "Asia": "Japan Thailand Vietnam Iraq Iran China India Nepal Pakistan Mongolia Cambodia Korea",
+    "Africa": "Kenya Egypt Morocco Nigeria Ghana Ethiopia Uganda Algeria Zambia Senegal Angola Tunisia",
+}
 
 
 @dataclass(frozen=True)
@@ -118,25 +122,38 @@ def _rows_of(kind: Kind, split: str) -> list[dict[str, Any]]:
 
 def kinds() -> Iterator[Kind]:
     """All kinds of question with their cases."""
-    wordings: tuple[str, ...]
-    wordings = ("What is the capital of {}?", "Which city is the capital of {}?", "Name the capital city of {}.")
-    yield _of_pairs("capital", wordings, _CAPITALS)
+    yield _of_pairs(
+        "capital",
+        ("What is the capital of {}?", "Which city is the capital of {}?", "Name the capital city of {}."),
+        _CAPITALS,
+    )
     yield _of_pairs("color", ("What color is {}?", "Which color does {} have?", "Name the color of {}."), _COLORS)
-    wordings = ("What is the opposite of {}?", "Which word is the opposite of {}?", "Name the opposite of {}.")
-    yield _of_pairs("opposite", wordings, _OPPOSITES)
-    wordings = ("What is the plural of {}?", "What do you call more than one {}?", "Write the plural of {}.")
-    yield _of_pairs("plural", wordings, _PLURALS)
-    for name, choose in (("larger", max), ("smaller", min)):
-        wordings = (f"Which number is {name}, {{}} or {{}}?", f"Of {{}} and {{}}, which is {name}?")
-        train, held_out = (
-            [Case((str(a), str(b)), str(choose(a, b))) for a, b in _ordered_pairs(list(numbers))]
-            for numbers in _split(_NUMBERS)
-        )
-        yield Kind(name, (*wordings, f"Write the {name} one of {{}} and {{}}."), train, held_out)
-    wordings = ("Is {} the name of {} or of {}?", "What is {}: {} or {}?", "Does {} mean {} or {}?")
-    yield Kind("either", wordings, *(list(_either(words)) for words in _words_by_kind()))
-    wordings = ("Is {} the name of {}?", "Does {} name {}?", "Is it true that {} is {}?")
-    yield Kind("yes or no", wordings, *(list(_yes_or_no(words)) for words in _words_by_kind()))
+    yield _of_pairs(
+        "opposite",
+        ("What is the opposite of {}?", "Which word is the opposite of {}?", "Name the opposite of {}."),
+        _OPPOSITES,
+    )
+    yield _of_pairs(
+        "plural",
+        ("What is the plural of {}?", "What do you call more than one {}?", "Write the plural of {}."),
+        _PLURALS,
+    )
+    countries, words = _by_answer(_CONTINENTS), _by_answer(_KINDS)
+    yield Kind(
+        "continent",
+        ("On which continent is {}?", "Which continent does {} belong to?", "Name the continent of {}."),
+        *(list(_plain(split)) for split in countries),
+    )
+    yield Kind(
+        "kind",
+        ("What kind of thing is {}?", "Which kind of thing does {} mean?", "Name the kind of thing that {} is."),
+        *(list(_plain(split)) for split in words),
+    )
+    yield Kind(
+        "either",
+        ("Is {} the name of {} or of {}?", "What is {}: {} or {}?", "Does {} mean {} or {}?"),
+        *(list(_either(split)) for split in words),
+    )
 
 
 def _of_pairs(name: str, wordings: tuple[str, ...], pairs: str) -> Kind:
@@ -151,16 +168,16 @@ def _split(things: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     return [each for i, each in enumerate(order) if i % HELD_OUT], order[::HELD_OUT]
 
 
-def _words_by_kind() -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    halves = {kind: _split(words.split()) for kind, words in _KINDS.items()}
-    return {kind: train for kind, (train, _) in halves.items()}, {kind: held for kind, (_, held) in halves.items()}
+def _by_answer(lists: dict[str, str]) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+    """From words by their answer to the words of either split."""
+    halves = {answer: _split(words.split()) for answer, words in lists.items()}
+    train = {answer: words for answer, (words, _) in halves.items()}
+    return train, {answer: words for answer, (_, words) in halves.items()}
 
 
-def _ordered_pairs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Pairs at least 5 apart, one order of each, as often the larger number first as second."""
-    for a, b in itertools.combinations(sorted(numbers), 2):
-        if b - a >= 5:
-            yield (a, b) if _rank(f"{a} {b}") < _MIDDLE else (b, a)
+def _plain(words: dict[str, list[str]]) -> Iterator[Case]:
+    for answer, members in words.items():
+        yield from (Case((word,), answer) for word in members)
 
 
 def _either(words: dict[str, list[str]]) -> Iterator[Case]:
@@ -168,15 +185,6 @@ def _either(words: dict[str, list[str]]) -> Iterator[Case]:
         for word in words[kind]:
             pair = (kind, other) if _rank(f"{word} {other}") < _MIDDLE else (other, kind)
             yield Case((word, *map(_with_article, pair)), kind)
-
-
-def _yes_or_no(words: dict[str, list[str]]) -> Iterator[Case]:
-    """As many with yes as with no."""
-    for kind, members in words.items():
-        for word in members:
-            other = min((each for each in words if each != kind), key=lambda each: _rank(f"{word} {each}"))
-            yield Case((word, _with_article(kind)), "yes")
-            yield Case((word, _with_article(other)), "no")
 
 
 def _with_article(word: str) -> str:

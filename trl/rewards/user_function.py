@@ -19,7 +19,7 @@ from typing import Any
 
 from trl.jsonl import DataFileError
 from trl.rewards.composite import SampleResult
-from trl.rewards.configured import PendingReward
+from trl.rewards.reward_function import PendingReward
 from trl.rewards.fuse import RewardFuse
 
 Parameters = dict[str, inspect.Parameter]
