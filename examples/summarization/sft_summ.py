@@ -69,6 +69,7 @@ class Args(SFTConfig):
             preset="builtin",
             model_name="builtin:smollm2",
             dataset="builtin:tldr",
+            steps=64,
             learning_rate=1e-4,
             num_frozen_layers=20,
         )
