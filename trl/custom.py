@@ -1,5 +1,6 @@
 """What ``examples/custom/ppo_custom.py`` needs beyond the other task scripts: its settings, and its reward."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -143,13 +144,17 @@ class TaskReward:
         tokenizer: "PreTrainedTokenizerBase",
         chat: bool,
     ) -> None:
-        self._reward, self._tokenizer, self._chat = reward, tokenizer, chat
-        self._rows: dict[str, TaskRow] = {}
-        for row in rows:
-            shown = str(tokenizer.decode(row["critic_ids"], skip_special_tokens=True))
-            self._rows.setdefault(_folded(shown), row["row"])
-            self._rows.setdefault(_folded(row["query"]), row["row"])
+        self._reward, self._rows, self._tokenizer, self._chat = reward, rows, tokenizer, chat
         self._steps = 0
+
+    @functools.cached_property
+    def _by_prompt(self) -> "dict[str, TaskRow]":
+        """By the prompt as data and critics show it, blanks made one."""
+        found: dict[str, TaskRow] = {}
+        for row in self._rows:
+            for text in (row["query"], str(self._tokenizer.decode(row["critic_ids"], skip_special_tokens=True))):
+                found.setdefault(_folded(text), row["row"])
+        return found
 
     def submit(
         self, batch: Mapping[str, list[Any]], texts: Sequence[str], responses: "Sequence[Tensor]"
@@ -160,16 +165,24 @@ class TaskReward:
         return self._reward.submit(**self._columns(batch["row"], texts, ids), step=self._steps)
 
     def score(self, batch: Mapping[str, list[Any]], texts: Sequence[str]) -> list[float]:
-        """The rewards of held-out responses, NaN for no verdict; nothing is counted."""
+        """The rewards of held-out responses, NaN for no verdict; nothing is counted.
+
+        Exits with one line where an endpoint refuses the key.
+        """
+        from trl.clients import EndpointAuthError
+
         columns = self._columns(batch["row"], texts, batch["completion_ids"])
-        return [each.reward for each in self._reward.details(**columns)]
+        try:
+            return [each.reward for each in self._reward.details(**columns)]
+        except EndpointAuthError as error:
+            raise SystemExit(f"error: {error}") from None
 
     def __call__(self, *, prompts: Sequence[str], completions: Sequence[str], **_ignored: Any) -> list[float | None]:
         """The same by the prompts' readable text, for the attribution critic; None for prompts that no row has.
 
         Of rows with equal prompts, the references of the first count.
         """
-        rows = [self._rows.get(_folded(prompt)) for prompt in prompts]
+        rows = [self._by_prompt.get(_folded(prompt)) for prompt in prompts]
         pairs = [(row, text) for row, text in zip(rows, completions, strict=True) if row is not None]
         found = [row for row, _ in pairs]
         texts = [text for _, text in pairs]
