@@ -53,7 +53,9 @@ class Args(SummaryArgs):
             mini_batch_size=16,
             use_score_scaling=True,
         )
-        return cls(ppo_config=config, preset="builtin", num_shared_layers=20, output_max_length=40)
+        # the supervised model shares one word in six with the human summary: at 5 to 1, length alone earns nothing
+        values = {"positive_reward_value": 0.5, "negative_reward_value": -0.1}
+        return cls(ppo_config=config, preset="builtin", num_shared_layers=20, output_max_length=40, **values)
 
     @property
     def environment_name(self) -> str:

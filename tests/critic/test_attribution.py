@@ -87,12 +87,14 @@ def test_merits_hide_no_flaw(style: Any) -> None:
     assert ("meh", "negative") not in spans_of("", "good good2 good3 meh", reward)
 
 
-def test_no_effect_at_all_is_no_praise_of_a_summary() -> None:
-    """A ROUGE of 0 has no word that could lower it."""
-    request = CritiqueRequest("nothing in common", document="The post")
+@pytest.mark.parametrize(("score", "quoted"), [(0.0, ["nothing in common"]), (3.0, None), (None, None)])
+def test_no_effect_at_all_is_no_praise_of_a_summary(score: float | None, quoted: list[str] | None) -> None:
+    """A ROUGE of 0 has no word that could lower it: it is the limit of few words that add to it, not of many."""
+    request = CritiqueRequest(" nothing in common.", document="The post", score=score)
     (critique,) = AttributionCritic(WordCount(), "summary").critique([request])
-    assert (critique.status, critique.spans) == ("failed", ())
-    assert critique.error is not None and "no word" in critique.error
+    assert critique.status == ("failed" if quoted is None else "ok")
+    assert critique.spans == tuple(Span(text, "negative") for text in quoted or ())
+    assert (critique.error is None) == (quoted is not None)
     (critique,) = AttributionCritic(WordCount(), "toxicity").critique([request])
     assert critique.status == "none"
 

@@ -155,7 +155,7 @@ def test_attribution_asks_for_the_reward_of_each_document(names, attributed):
     samples = [row for row in read_jsonl(attributed / "samples.jsonl") if row["response"].strip()]
     critic = AttributionCritic(of_documents(RougeReward(), rows), "summary")
     critiques = critic.critique(
-        [CritiqueRequest(single_line(row["response"]), document[row["query"]]) for row in samples]
+        [CritiqueRequest(single_line(row["response"]), document[row["query"]], row["score"] / 10) for row in samples]
     )
     assert [row["status"] for row in samples] == [critique.status for critique in critiques]
     assert [[span["text"] for span in row["spans"]] for row in samples] == [

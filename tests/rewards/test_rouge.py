@@ -126,7 +126,10 @@ def test_rewards_by_document() -> None:
 
 def quotes(summary: str, *labels: str) -> tuple[str, list[str]]:
     environment = of_documents(RougeReward(), rows(*(("", "the post", label) for label in labels)))
-    (critique,) = AttributionCritic(environment, "summary").critique([CritiqueRequest(summary, "the post", 2.0)])
+    [rouge] = environment(prompts=["the post"], completions=[summary])
+    assert rouge is not None
+    request = CritiqueRequest(summary, "the post", rouge / 10)
+    (critique,) = AttributionCritic(environment, "summary").critique([request])
     assert all(span.polarity == "negative" for span in critique.spans)
     return critique.status, [span.text for span in critique.spans]
 
@@ -144,6 +147,7 @@ def test_a_word_that_rouge_counts_twice_hides_no_other() -> None:
     assert quotes(f" The judge {many} it's", "The judge") == ("ok", [f"{many} it's"])
 
 
-def test_attribution_says_nothing_where_rouge_is_zero() -> None:
-    """No word can be left out for worse: that is no praise."""
-    assert quotes(" nothing in common", "Police found the dog") == ("failed", [])
+def test_attribution_quotes_all_of_a_summary_that_has_no_word_of_the_human_one() -> None:
+    """The limit of one common word, where all others are quoted; and no praise."""
+    assert quotes(" nothing in common", "Police found the dog") == ("ok", ["nothing in common"])
+    assert quotes(" nothing in the common", "Police found the dog") == ("ok", ["nothing in", "common"])

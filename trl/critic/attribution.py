@@ -36,8 +36,9 @@ class AttributionCritic:
     (summaries). One that needs other columns (a reference, say) must find them by these. All texts of a batch go
     to it in one call, equal ones once: about one per word of each response.
 
-    Blind to redundancy: where several words say the same, the reward needs none of them. And blind where the reward
-    needs no word at all, such as a ROUGE of 0: a summary is then not called flawless but left without a critique.
+    Blind to redundancy: where several words say the same, the reward needs none of them. And blind where no word
+    changes the reward. A summary is not called flawless then: with a score of 0 (such as a ROUGE of 0, where all its
+    words are missing from the human summary) the whole of it is quoted, with another it is left without a critique.
 
     A dense-reward baseline to compare critics with. Source: Li, Monroe & Jurafsky, "Understanding Neural Networks
     through Representation Erasure", 2016.
@@ -64,13 +65,15 @@ class AttributionCritic:
         """One critique per request, in order; "failed" where the reward has no verdict on the text or its words."""
         texts = [TextWindows.of(request, size=1) for request in requests]
         effects = leave_one_out(self._reward, requests, [text.words[text.first :] for text in texts])
-        return [self._critique(text, effect) for text, effect in zip(texts, effects, strict=True)]
+        return [self._critique(*parts) for parts in zip(requests, texts, effects, strict=True)]
 
-    def _critique(self, text: TextWindows, effects: list[float] | None) -> Critique:
+    def _critique(self, request: CritiqueRequest, text: TextWindows, effects: list[float] | None) -> Critique:
         if effects is None:
             return Critique((), "failed", error="the reward function has no verdict on this text")
         if self._style == "summary" and effects and not any(effects):
-            return Critique((), "failed", error="no word of this summary changes its reward")
+            if request.score != 0:
+                return Critique((), "failed", error="no word of this summary changes its reward")
+            effects = [-1.0] * len(effects)
         effects = _mean_per_word(text, effects)
         if self._style != "sentiment":
             effects = [min(effect, 0.0) for effect in effects]
