@@ -84,9 +84,8 @@ def main(args: Args) -> None:
         script = [f"{EXAMPLES}/ppo_summ_rlhf.py", *ppo, f"--reward_model_ckpt_path={reward_model}"]
         script += [f"--value_model_path={reward_model}"]
     else:
-        # the reward's own leave-one-out effects, on every summary
-        arms = {"ppo": [], "ppo_critic": ["--use_intrinsic_reward", "--intrinsic_reward_threshold=100"]}
-        arms["ppo_critic"] += ["--positive_reward_value=0.5", "--negative_reward_value=-0.5"]
+        # the preset's critic: the reward's own leave-one-out effects, asked about every summary
+        arms = {"ppo": [], "ppo_critic": ["--use_intrinsic_reward"]}
         script = [f"{EXAMPLES}/ppo_summ_rouge.py", *ppo]
     for number, (arm, flags) in enumerate(arms.items(), start=1):
         print(f"2/4  PPO {number} of {len(arms)}: {arm}", flush=True)
