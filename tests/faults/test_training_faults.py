@@ -350,6 +350,7 @@ config = PPOConfig(batch_size=8, mini_batch_size=8, ppo_epochs=1)
 trainer = PPOTrainer(config, model, tokenizer=tiny_tokenizer(), optimizer=optimizer, lr_scheduler=schedule)
 rates = [trainer.step(*BATCH, SCORES)["ppo/learning_rate"] for _ in range(2)]
 pathlib.Path(sys.argv[1], f"{trainer.accelerator.process_index}.json").write_text(json.dumps(rates))
+trainer.accelerator.wait_for_everyone()
 trainer.accelerator.end_training()
 """
 

@@ -28,4 +28,5 @@ weights = [float(w.double().abs().sum()) for network in networks for w in networ
 kept = {name: value for name, value in stats.items() if not name.startswith("time/")}
 result = {"world": accelerator.num_processes, "weights": weights, "stats": kept}
 Path(sys.argv[2], f"{accelerator.process_index}.json").write_text(json.dumps(result))
+accelerator.wait_for_everyone()  # who leaves early closes connections that the other still reads
 accelerator.end_training()

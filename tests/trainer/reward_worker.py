@@ -17,4 +17,5 @@ weights = [float(p.detach().double().abs().sum()) for p in trainer.unwrapped.par
 kept = {name: value for name, value in metrics.items() if not name.startswith("time/")}
 result = {"world": trainer.accelerator.num_processes, "weights": weights, "metrics": kept}
 Path(sys.argv[1], f"{trainer.accelerator.process_index}.json").write_text(json.dumps(result))
+trainer.accelerator.wait_for_everyone()
 trainer.accelerator.end_training()

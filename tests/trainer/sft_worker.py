@@ -21,4 +21,5 @@ with tempfile.TemporaryDirectory() as folder:
 names = ("loss", "token_accuracy", "eval/loss", "eval/perplexity", "units")
 result = {"weights": torch.cat(learned).tolist(), **{name: metrics[name] for name in names}}
 Path(sys.argv[1], f"{trainer.accelerator.process_index}.json").write_text(json.dumps(result))
+trainer.accelerator.wait_for_everyone()
 trainer.accelerator.end_training()

@@ -16,4 +16,5 @@ with tempfile.TemporaryDirectory() as folder:
     metrics = trainer.train()
 result = {"weights": weights(trainer).tolist(), "loss": metrics["loss"]}
 Path(sys.argv[1], f"{trainer.accelerator.process_index}.json").write_text(json.dumps(result))
+trainer.accelerator.wait_for_everyone()
 trainer.accelerator.end_training()
