@@ -54,7 +54,7 @@ class Args(RewardConfig):
             model_name="builtin:smollm2",
             dataset="builtin:tldr-pairs",
             eval_split="valid",
-            limit=2400,
+            limit=1400,
             eval_pairs=256,
             learning_rate=1e-4,
             bf16=True,
