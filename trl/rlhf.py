@@ -26,12 +26,17 @@ def adapter(args: RLHFArgs) -> LoraConfig | None:
 
 
 def value_network(args: RLHFArgs) -> tuple[RewardModel, torch.optim.Optimizer] | tuple[None, None]:
-    """A value network with its optimizer; none where the policy's value head does."""
+    """A value network with its optimizer; none where the policy's value head does.
+
+    It freezes as many lower blocks as the policy does.
+    """
     if args.value_model_path is None:
         return None, None
     model = RewardModel.from_pretrained(locate_model(args.value_model_path), config_name=args.reward_model_config)
+    if args.num_shared_layers is not None:
+        model.freeze_lower_blocks(args.num_shared_layers)
     rate = args.ppo_config.learning_rate if args.value_learning_rate is None else args.value_learning_rate
-    return model, torch.optim.Adam(model.parameters(), lr=rate)
+    return model, torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=rate)
 
 
 def pretraining_mix(args: RLHFArgs, tokenizer: PreTrainedTokenizerBase) -> PretrainingMix | None:

@@ -77,7 +77,8 @@ class RLHFArgs(SummaryArgs):
     """Where the guard gives no verdict: strict leaves the sample out, renormalise only the guard."""
 
     value_model_path: str | None = None
-    """Start a separate value network from this model, usually the reward model; default: the policy's value head."""
+    """Start a separate value network from this model, usually the reward model; default: the policy's value head. Of
+    its blocks, --num_shared_layers are frozen too."""
     value_learning_rate: float | None = None
     """Learning rate of the value network; default: the policy's."""
     reference: Literal["shared", "copy", "adapter"] | None = None

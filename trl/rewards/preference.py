@@ -73,7 +73,7 @@ class PreferenceReward:
                 dtype=dtype,
                 device=device or ("cuda" if torch.cuda.is_available() else "cpu"),
                 config_name=None if config_name is None else resolve_model(config_name),
-            )
+            ).requires_grad_(False)
             tokenizer = tokenizer or _tokenizer_of(path, config_name)
         self.model.eval()
         self.batch_size = batch_size

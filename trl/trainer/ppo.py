@@ -100,7 +100,8 @@ class PPOTrainer:
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         networks = [(self.model, self.optimizer)]
         if value_model is not None:
-            value_optimizer = value_optimizer or torch.optim.Adam(value_model.parameters(), lr=config.learning_rate)
+            trainable = [p for p in value_model.parameters() if p.requires_grad]
+            value_optimizer = value_optimizer or torch.optim.Adam(trainable, lr=config.learning_rate)
             networks.append(self.accelerator.prepare(value_model, value_optimizer))
         self._prepared_value_model = networks[1][0] if value_model is not None else None
         self.lr_scheduler = lr_scheduler  # not prepared: accelerate would step it once per process
