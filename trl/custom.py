@@ -1,6 +1,7 @@
 """What ``examples/custom/ppo_custom.py`` needs beyond the other task scripts: its settings, and its reward."""
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,7 +98,7 @@ class CustomArgs(RunArgs):
             )
         if self.eval_data is not None and self.eval_every is None:
             raise ValueError("--eval_data is for --eval_every, which is None; give a number of steps")
-        if self.reward_timeout is not None and not self.reward_timeout > 0:
+        if self.reward_timeout is not None and not 0 < self.reward_timeout < math.inf:
             raise ValueError(f"--reward_timeout is {self.reward_timeout}; expected seconds, more than 0")
         if not 0 < self.eval_fraction < 1:
             raise ValueError(f"--eval_fraction is {self.eval_fraction}; expected more than 0 and less than 1")

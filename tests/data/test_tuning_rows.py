@@ -1,6 +1,7 @@
 """Tuning rows: both spellings, what is refused and on which line, and the text that a model continues."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,11 @@ BAD = [
     ({"contents": [{"role": "user", "parts": [{"text": "\ud83d"}]}]}, "whole characters"),
     ({**GOOD, "references": ["4"]}, r"references is \['4'\]"),
     ({**GOOD, "references": {"answer": "\udc00"}}, "references.answer holds half"),
+    ({**GOOD, "references": {"answer": [{"x": "\udc00"}]}}, "references.answer holds half"),
+    ({**GOOD, "references": {"\udc00": 1}}, r"references.'\\udc00' holds half"),
+    ({**GOOD, "references": {"answer": math.nan}}, "references.answer holds nan"),
+    ({**GOOD, "references": {"answer": {"x": [-math.inf]}}}, "references.answer holds -inf"),
+    ({"contents": [{"role": ["user"], "parts": [{"text": "x"}]}]}, "role user or model"),
     ({**GOOD, "systemInstruction": 4}, "systemInstruction: 4; expected"),
     ({**GOOD, "systemInstruction": "a", "system_instruction": "b"}, "expected one of them"),
 ]

@@ -1,5 +1,6 @@
 """The reward service: what is sent, what is read, which failures are retried and when, and which are final."""
 
+import gzip
 import json
 import math
 import time
@@ -96,6 +97,7 @@ def test_conversations():
         (Answer(200, b'{"reward": 1, "x": "' + b"x" * 5_000_000 + b'"}'), f"more than {LONGEST_REPLY:,} bytes"),
         (error(400, f"bad token {TOKEN}"), "HTTP 400"),
         (error(404), "HTTP 404"),
+        (Answer(200, gzip.compress(gzip.compress(b"0" * 10**8)), {"Content-Encoding": "gzip, gzip"}), "compressed"),
     ],
 )
 def test_what_is_no_reward_is_nan_with_its_reason_at_once(answer, reason):
@@ -180,12 +182,23 @@ def test_any_text_travels(text):
 
 
 @pytest.mark.parametrize(
-    "uri", ["http://rewards.example/score", "ftp://x", "rewards.example", "http://169.254.169.254/"]
+    "uri",
+    [
+        "http://rewards.example/score",
+        "ftp://x",
+        "rewards.example",
+        "http://169.254.169.254/",
+        "https://",
+        "https://a\nb/",
+        "https://user:secret@host:port/",
+        "https://host:99999/",
+    ],
 )
 def test_only_https_or_this_machine(uri):
     with pytest.raises(RewardConfigError, match="https") as caught:
         load_reward(service(uri))
     assert caught.value.path == "$.cloudRunRewardScorer.cloudRunUri"
+    assert "secret" not in str(caught.value)
 
 
 def test_plain_http_elsewhere_when_allowed_gets_no_token(monkeypatch, caplog):
@@ -208,6 +221,22 @@ def test_the_token_is_sent_and_never_shown(monkeypatch, caplog):
     assert server.headers[0]["authorization"] == f"Bearer {TOKEN}"
     assert result.error == "the service gave no reward: HTTP 401"
     assert TOKEN not in shown + caplog.text
+
+
+def test_a_token_that_the_service_tells_about_is_not_shown(monkeypatch):
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+    with (
+        FakeReward(lambda body, nth: reward_reply(1, f"you sent {TOKEN}")) as server,
+        load_reward(service(server.url)) as reward,
+    ):
+        (result,) = reward.details(completions=["a"])
+    assert result.components[0].stages == {"aux info": "you sent [token]"}
+
+
+def test_a_number_that_json_does_not_know_is_sent_as_null():
+    with FakeReward(lambda body, nth: reward_reply(1)) as server, load_reward(service(server.url)) as reward:
+        reward(completions=["a"], references=[{"x": [math.nan, math.inf]}])
+    assert server.requests[0]["example"]["references"] == {"x": [None, None]}
 
 
 def test_redirects_are_not_followed(monkeypatch):

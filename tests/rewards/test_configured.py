@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import threading
 from pathlib import Path
 
@@ -141,6 +142,50 @@ REFUSED = {
 }
 
 
+_ALIASES = "[&a0 [x, x, x, x, x, x, x, x, x]" + "".join(
+    f", &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 15)
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "problem"),
+    [
+        ("a.json", '{"rewardName": "a", "rewardName": "b"}', "'rewardName' is given twice"),
+        ("a.json", '{"weightedRewardConfigs": [{"weight": 1, "weight": 2}]}', "'weight' is given twice"),
+        ("a.yaml", "rewardName: a\nrewardName: b\n", "'rewardName' is given twice"),
+        ("a.yaml", "x: {rewardName: a, rewardName: b}\n", "'rewardName' is given twice"),
+        ("a.yaml", f"rewardName: {_ALIASES}]\n", "more than 100,000 values"),
+        ("a.yaml", f"{_ALIASES}]\n", "more than 100,000 values"),
+        ("a.yaml", "rewardName: &a [*a]\n", "more than 100,000 values"),
+        ("a.json", '{"rewardName": [' + "1," * 1000 + "1]}", "should be a valid string, got [1, 1, "),
+    ],
+)
+def test_files_that_mislead(tmp_path, name, content, problem):
+    """A key given twice, of which parsers take the last; a few lines that stand for 9^15 values; a list in itself."""
+    (tmp_path / name).write_text(content)
+    with pytest.raises(RewardConfigError, match=re.escape(problem)) as caught:
+        load_reward(tmp_path / name)
+    assert len(str(caught.value)) < 300
+
+
+def test_anchors_serve_to_share_what_rewards_have_in_common(tmp_path):
+    (tmp_path / "a.yaml").write_text(
+        "weightedRewardConfigs:\n"
+        "- {weight: 1, rewardConfig: &first {rewardName: a, stringMatchRewardScorer: {correctAnswerReward: 1,\n"
+        "    wrongAnswerReward: 0, stringMatchExpression: {matchOperation: EXACT_MATCH, expression: x}}}}\n"
+        "- {weight: 1, rewardConfig: {<<: *first, rewardName: b}}\n"
+    )
+    with load_reward(tmp_path / "a.yaml") as reward:
+        assert reward.names == ("a", "b")
+        assert reward(["x", "y"]) == [1.0, 0.0]
+
+
+def test_what_looks_like_a_placeholder_and_is_none_is_said(caplog):
+    load_reward(string_match(expression="{{reference.answer}} {{prompt}}")).close()
+    for name in ("reference.answer", "prompt"):
+        assert f"stringMatchExpression.expression: {{{{{name}}}}} is no placeholder" in caplog.text
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_is_wrong_is_said_with_its_path(case, monkeypatch, tmp_path):
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9")
@@ -205,8 +250,9 @@ def test_spellings_wrappers_and_formats(tmp_path, name, config):
 def test_arguments():
     with pytest.raises(ValueError, match="nan_policy is 'drop'"):
         load_reward(GOOD, nan_policy="drop")
-    with pytest.raises(ValueError, match="timeout is 0"):
-        load_reward(GOOD, timeout=0)
+    for timeout in (0, -1, math.nan, math.inf):
+        with pytest.raises(ValueError, match=f"timeout is {timeout}"):
+            load_reward(GOOD, timeout=timeout)
 
 
 # --- the call convention

@@ -185,6 +185,14 @@ def test_a_syntax_error_is_found_at_construction() -> None:
         Sandbox("def evaluate(e, r): return 1\0")
     with pytest.raises(ValueError, match="snippet"):
         Sandbox("evaluate = " + "(" * 10_000)
+    with pytest.raises(ValueError, match="can't be compiled: MemoryError"):
+        Sandbox("evaluate = " + "-" * 50_000 + "1")
+
+
+def test_a_library_that_is_a_program_ends_the_call_alone(caplog: pytest.LogCaptureFixture) -> None:
+    outcome = outcome_of("import unittest.__main__\ndef evaluate(example, response): return 1.0")
+    assert outcome.reason == "the snippet called sys.exit (line 1 of the snippet)"
+    assert "was lost" not in caplog.text
 
 
 def test_a_snippet_without_evaluate() -> None:

@@ -233,6 +233,19 @@ def test_a_bad_configuration_is_an_error_for_machines_too(data, capsys):
         assert path in str(code)
 
 
+def test_half_a_character_from_a_service_is_json_all_the_same(tmp_path):
+    """Through a real stdout, which can't take it."""
+    example = write(tmp_path / "row.json", [{"contents": [{"parts": [{"text": "?"}]}]}])
+    with FakeReward(lambda body, nth: reward_reply(1, "\ud800")) as server:
+        (tmp_path / "reward.json").write_text(json.dumps(service(server.url)))
+        argv = ["--config", str(tmp_path / "reward.json"), "--example", str(example), "--response", "x", "--json"]
+        ended = subprocess.run(
+            [sys.executable, "-m", "trl.rewards", "validate", *argv], capture_output=True, timeout=120
+        )
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["components"][0]["stages"] == {"aux info": "\ud800"}
+
+
 def test_a_missing_key_is_one_line(data, capsys, monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)

@@ -7,6 +7,7 @@
 Keys may be snake_case. ``systemInstruction`` may also be a plain string. Other keys are ignored.
 """
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,8 +74,8 @@ def parse_row(row: Row, where: str) -> TuningRow:
     if not isinstance(references, dict | None):
         raise DataFileError(f"{where}: references is {_shown(references)}; expected an object of names and values")
     for key, value in (references or {}).items():
-        if isinstance(value, str) and not is_text(value):
-            raise DataFileError(f"{where}: references.{key} holds half of a character (a lone surrogate)")
+        if (problem := _unusable([key, value])) is not None:
+            raise DataFileError(f"{where}: references.{key if is_text(key) else ascii(key)} holds {problem}")
     return TuningRow(
         prompt=prompt,
         system_instruction=None if instruction is None else _text(instruction, f"{where}, systemInstruction"),
@@ -97,6 +98,18 @@ def prompt_text(row: TuningRow, tokenizer: "PreTrainedTokenizerBase") -> str:
     return text.removeprefix(str(begin)) if adds_its_own else text
 
 
+def _unusable(value: Any) -> str | None:
+    """What in ``value`` neither text nor JSON can hold."""
+    if isinstance(value, dict | list):
+        items = [*value, *value.values()] if isinstance(value, dict) else value
+        return next((problem for item in items if (problem := _unusable(item)) is not None), None)
+    if isinstance(value, str) and not is_text(value):
+        return "half of a character (a lone surrogate)"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{value}, which is no number; leave it out or give a value"
+    return None
+
+
 def _one_of(row: Row, camel: str, snake: str, where: str) -> Any:
     if camel != snake and camel in row and snake in row:
         raise DataFileError(f"{where}: has {camel} and {snake}; expected one of them")
@@ -105,7 +118,7 @@ def _one_of(row: Row, camel: str, snake: str, where: str) -> Any:
 
 def _message(turn: Any, where: str) -> Message:
     role = turn.get("role", "user") if isinstance(turn, dict) else None
-    if role not in _ROLES:
+    if not isinstance(role, str) or role not in _ROLES:
         raise DataFileError(f"{where}: {_shown(turn)}; expected an object with role user or model, and parts")
     return {"role": _ROLES[role], "content": _text(turn, where)}
 

@@ -115,7 +115,7 @@ def _run_rows(args: Validate, reward: "ConfiguredReward") -> bool:
     from rich.console import Console
 
     from trl.data.tuning_rows import read_rows
-    from trl.jsonl import dump_line
+    from trl.jsonl import strict
     from trl.rewards.display import show_report
     from trl.rewards.validate import read_responses, report_of, sample_responses
 
@@ -128,7 +128,7 @@ def _run_rows(args: Validate, reward: "ConfiguredReward") -> bool:
             texts = read_responses(str(args.responses), len(rows))
         report = report_of(reward.details(texts, **_columns(rows)), reward.scales)
     if args.json:
-        print(dump_line(report.as_json()))
+        print(json.dumps(strict(report.as_json())))
     else:
         source = f"responses of {args.model}" if args.model is not None else str(args.responses)
         show_report(Console(), report, f"{args.config}: {len(rows)} rows of {args.data}, {source}\n")
@@ -139,7 +139,7 @@ def _run_example(args: Validate, reward: "ConfiguredReward") -> bool:
     from rich.console import Console
 
     from trl.data.tuning_rows import parse_row
-    from trl.jsonl import DataFileError, dump_line
+    from trl.jsonl import DataFileError, strict
     from trl.rewards.display import show_example
     from trl.rewards.samples import prompt_text
 
@@ -152,7 +152,7 @@ def _run_example(args: Validate, reward: "ConfiguredReward") -> bool:
     parsed, response = parse_row(row, str(args.example)), str(args.response)
     (result,) = reward.details([response], **_columns([parsed]))
     if args.json:
-        print(dump_line(asdict(result)))
+        print(json.dumps(strict(asdict(result))))  # in ASCII: a stage may hold half a character
     else:
         show_example(Console(), result, prompt_text(parsed.contents), response)
     failed = any(component.error is not None for component in result.components)

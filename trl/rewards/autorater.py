@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trl.rewards.patterns import PatternError, Patterns
-from trl.rewards.placeholders import fill, names_in, reference_values
+from trl.rewards.placeholders import fill, reference_values
 from trl.rewards.schema import AutoraterScorer
 from trl.rewards.scoring import Sample, Verdict, failure
 
@@ -21,7 +21,6 @@ logger = logging.getLogger(__name__)
 SECONDS = 60.0
 """What one answer may take."""
 _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
-_FIELDS = ("prompt", "response", "system_instruction")
 
 
 @dataclass(frozen=True)
@@ -116,9 +115,6 @@ class AutoraterReward:
         unused = config.autorater_config.model_dump(exclude={"autorater_model"}, exclude_none=True, by_alias=True)
         if unused:
             logger.warning("autoraterConfig: %s not used; a judge is asked once, at temperature 0", ", ".join(unused))
-        for name in names_in(config.autorater_prompt):
-            if name not in _FIELDS and not name.startswith("references."):
-                logger.warning("autoraterPrompt: {{%s}} is no placeholder and stays as it is", name)
 
     def score(self, samples: Sequence[Sample]) -> list[Verdict]:
         filled = [fill(self._config.autorater_prompt, _values(sample)) for sample in samples]

@@ -72,11 +72,11 @@ class CloudRunReward:
             backoff=backoff,
             jitter=False,
         )
-        self._job = tuning_job_id
+        self._job, self._token = tuning_job_id, token
         logger.info("Reward service: data rows and responses are sent to %s", self._endpoint.url)
 
     def score(self, samples: Sequence[Sample]) -> list[Verdict]:
-        return [_verdict(answer) for answer in self._endpoint.post_all(map(self._body, samples))]
+        return [_verdict(answer, self._token) for answer in self._endpoint.post_all(map(self._body, samples))]
 
     def close(self) -> None:
         self._endpoint.close()
@@ -86,13 +86,14 @@ class CloudRunReward:
         return {"example": sample.example, "response": sample.content, "metadata": metadata}
 
 
-def _verdict(answer: Answer) -> Verdict:
+def _verdict(answer: Answer, token: str) -> Verdict:
     if answer.error is not None:
         return failure(f"the service gave no reward: {answer.error}")
     if not isinstance(answer.data, dict) or "reward" not in answer.data:
         return failure("the service's reply has no reward")
     aux = answer.data.get("user_requested_aux_info")
-    stages = {} if aux is None else {"aux info": str(aux)[:_LONGEST_AUX]}
+    shown = str(aux).replace(token, "[token]") if token else str(aux)  # services echo what they get
+    stages = {} if aux is None else {"aux info": shown[:_LONGEST_AUX]}
     reward = answer.data["reward"]
     if isinstance(reward, bool) or not isinstance(reward, int | float):
         return failure(f"the service's reward is a {type(reward).__name__}, not a number", stages)

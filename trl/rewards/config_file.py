@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+import reprlib
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args
@@ -35,6 +36,8 @@ class LocatedReward:
     path: str
 
 
+_LARGEST = 100_000
+"""Values in a file; a YAML file of a few lines can stand for more than any memory holds."""
 _WRAPPERS = ("singleRewardConfig", "single_reward_config", "compositeRewardConfig", "composite_reward_config")
 
 
@@ -53,12 +56,47 @@ def read_config(source: str | Path | Mapping[str, Any]) -> list[LocatedReward]:
 
 
 def _load(path: Path) -> Any:
+    kind = "JSON" if path.suffix == ".json" else "YAML"
     try:
         text = path.read_text(encoding="utf-8-sig")
-        return json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        # the loader is PyYAML's safe one
+        data = json.loads(text, object_pairs_hook=_object) if kind == "JSON" else yaml.load(text, _YamlLoader)
+        if _size(data, {}) > _LARGEST:
+            raise ValueError(f"with its aliases written out it has more than {_LARGEST:,} values")
+        return data
     except (ValueError, RecursionError, yaml.YAMLError) as error:
-        kind = "JSON" if path.suffix == ".json" else "YAML"
         raise RewardConfigError("$", f"expected {kind} in UTF-8; {' '.join(str(error).split())}", str(path)) from None
+
+
+def _object(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object; a second value for a key is an error, since one of the two is a mistake."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        repeated = next(key for key, _ in pairs if [each for each, _ in pairs].count(key) > 1)
+        raise ValueError(f"the key {repeated!r} is given twice in one object")
+    return found
+
+
+class _YamlLoader(yaml.SafeLoader):
+    """PyYAML's safe loader, for which a key given twice in one mapping is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [(key.tag, key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        repeated = next((key for key in keys if keys.count(key) > 1), None)
+        if repeated is not None:
+            raise yaml.constructor.ConstructorError(problem=f"the key {repeated[1]!r} is given twice in one mapping")
+        return super().construct_mapping(node, deep)
+
+
+def _size(value: Any, known: dict[int, float]) -> float:
+    """Values in ``value``, where each alias counts with all that it stands for; infinite where one holds itself."""
+    if not isinstance(value, Mapping | list):
+        return 1
+    if id(value) not in known:
+        known[id(value)] = math.inf
+        items = value.values() if isinstance(value, Mapping) else value
+        known[id(value)] = 1 + sum(_size(item, known) for item in items)
+    return known[id(value)]
 
 
 def _read(data: Any) -> list[LocatedReward]:
@@ -132,5 +170,5 @@ def _json_path(location: Sequence[str | int]) -> str:
 
 
 def _brief(value: Any) -> str:
-    text = repr(value)
+    text = reprlib.repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

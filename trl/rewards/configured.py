@@ -1,6 +1,8 @@
 """Rewards from a configuration file: ``load_reward("reward.json")`` gives a reward function like any other."""
 
 import contextlib
+import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,9 +13,12 @@ from trl.rewards.cloud_run import CloudRunReward
 from trl.rewards.composite import NanPolicy
 from trl.rewards.config_file import LocatedReward, RewardConfigError, read_config
 from trl.rewards.patterns import Patterns
+from trl.rewards.placeholders import PROMPT_FIELDS, names_in
 from trl.rewards.reward_function import ConfiguredReward
 from trl.rewards.scoring import Scorer
 from trl.rewards.string_match import StringMatchReward
+
+logger = logging.getLogger(__name__)
 
 
 def load_reward(
@@ -45,10 +50,18 @@ def load_reward(
     """
     if nan_policy not in get_args(NanPolicy):
         raise ValueError(f"nan_policy is {nan_policy!r}; expected one of {', '.join(get_args(NanPolicy))}")
-    if timeout is not None and not timeout > 0:
+    if timeout is not None and not 0 < timeout < math.inf:
         raise ValueError(f"timeout is {timeout}; expected seconds, more than 0")
     source = "reward configuration" if isinstance(path_or_dict, Mapping) else str(path_or_dict)
     rewards = read_config(path_or_dict)
+    for each in rewards:
+        for where, template in each.config.templates:
+            known = PROMPT_FIELDS if where.endswith("autoraterPrompt") else ()
+            for name in names_in(template):
+                if name not in known and not name.startswith("references."):
+                    logger.warning(
+                        "%s: %s.%s: {{%s}} is no placeholder and stays as it is", source, each.path, where, name
+                    )
     services = _Services(source, timeout, base_url, judge or JudgeSettings(), allow_http, tuning_job_id)
     services.snippets = sum(each.config.code_execution_reward_scorer is not None for each in rewards)
     with contextlib.ExitStack() as undo:  # what one reward opened is closed when another can't be made

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from trl.jsonl import strict
 from trl.limits import RateLimit, run_share
 
 logger = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ class JsonEndpoint:
         jitter: bool = True,
         rate: RateLimit | None = None,
     ) -> None:
-        if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+        if not _is_usable(url):
             raise ValueError(f"the endpoint is {public_url(url)!r}; expected an http or https URL")
         if max_concurrency < 1 or timeout <= 0:
             raise ValueError(f"max_concurrency is {max_concurrency} and timeout {timeout}; expected more than 0")
@@ -146,7 +147,7 @@ class JsonEndpoint:
                 group.create_task(worker())
 
     async def _post(self, body: Any) -> Answer:
-        content = json.dumps(body).encode()
+        content = json.dumps(strict(body)).encode()
         attempt = 0
         while True:
             attempt += 1
@@ -175,15 +176,18 @@ class JsonEndpoint:
 
     async def _attempt(self, content: bytes) -> tuple[Answer, float | None]:
         """One request; also the seconds that the server asks to wait."""
-        json_type = {"content-type": "application/json"}
+        # a few hundred compressed bytes can stand for gigabytes
+        headers = {"content-type": "application/json", "accept-encoding": "identity"}
         try:
             # httpx's timeouts are per read; a server that trickles bytes would hold the place for ever
             async with (
                 asyncio.timeout(self._timeout),
-                self._client.stream("POST", self._target, content=content, headers=json_type) as response,
+                self._client.stream("POST", self._target, content=content, headers=headers) as response,
             ):
+                if response.headers.get("content-encoding", "identity") != "identity":
+                    return Answer(error="malformed reply (compressed)", status_code=response.status_code), None
                 received = bytearray()
-                async for part in response.aiter_bytes():
+                async for part in response.aiter_raw():
                     received += part
                     if len(received) > LONGEST_REPLY:
                         long = f"malformed reply (more than {LONGEST_REPLY:,} bytes)"
@@ -193,6 +197,15 @@ class JsonEndpoint:
         except httpx.RequestError as error:
             return Answer(error=f"connection error ({type(error).__name__})", transient=True), None
         return _read(response, bytes(received)), _retry_after(response.headers.get("retry-after", ""))
+
+
+def _is_usable(url: str) -> bool:
+    """Whether requests can be sent to ``url``; the HTTP library would say so only at the first one."""
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL:
+        return False
+    return parsed.scheme in ("http", "https") and bool(parsed.host) and 0 < (parsed.port or 80) < 2**16
 
 
 def public_url(url: str) -> str:

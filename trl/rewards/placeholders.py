@@ -7,6 +7,8 @@ from typing import Any
 
 _PLACEHOLDER = re.compile(r"\{\{\s*([^{}]+?)\s*\}\}")
 _REFERENCES = "references."
+PROMPT_FIELDS = ("prompt", "response", "system_instruction")
+"""The placeholders of a judge's prompt besides the references."""
 
 
 def names_in(template: str) -> list[str]:

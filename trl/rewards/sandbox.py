@@ -341,7 +341,7 @@ def check_snippet(snippet: str) -> None:
         text = f": {error.text.strip()}" if error.text else ""
         raise ValueError(f"syntax error in line {error.lineno} of the snippet: {error.msg}{text}") from error
     except (ValueError, MemoryError, RecursionError) as error:
-        raise ValueError(f"the snippet can't be compiled: {error or type(error).__name__}") from error
+        raise ValueError(f"the snippet can't be compiled: {str(error) or type(error).__name__}") from error
     bound: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):

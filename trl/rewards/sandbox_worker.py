@@ -137,7 +137,8 @@ def import_libraries(snippet: str) -> None:
             names = [node.module]
         for name in names:
             if name.split(".")[0] in LIBRARIES:
-                with contextlib.suppress(Exception):  # the call that imports it again reports what is wrong
+                # the call that imports it again reports what is wrong; SystemExit: it was a library's __main__
+                with contextlib.suppress(Exception, SystemExit):
                     importlib.import_module(name)
 
 
