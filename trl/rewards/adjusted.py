@@ -15,8 +15,8 @@ class AdjustedReward:
     """``reward - length_penalty * missing words - gibberish_penalty * P(gibberish)``.
 
     A reward model that was trained on whole summaries can be talked into high scores by texts that are too short or
-    not language at all; both adjustments are off unless asked for. After a call, ``parts`` holds what each sample got of
-    every part, under ``reward/*``, NaN for "no verdict".
+    not language at all; both adjustments are off unless asked for. After a call, ``parts`` holds what each sample got
+    of every part, under ``reward/*``, NaN for "no verdict".
 
     Args:
         reward: scores prompts and completions; its None (no verdict) stays None.

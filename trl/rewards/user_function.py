@@ -19,8 +19,8 @@ from typing import Any
 
 from trl.jsonl import DataFileError
 from trl.rewards.composite import SampleResult
-from trl.rewards.reward_function import PendingReward
 from trl.rewards.fuse import RewardFuse
+from trl.rewards.reward_function import PendingReward
 
 Parameters = dict[str, inspect.Parameter]
 
