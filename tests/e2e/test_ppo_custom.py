@@ -79,7 +79,7 @@ def launch(*command: str, check: bool = True, cwd: Path = ROOT) -> subprocess.Co
 
 def test_a_function_of_the_users_own_is_learned(task: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    more = {"eval_fraction": 0.3, "eval_every": 4, "samples_per_prompt": 4, "batch_size": 32, "steps": 8, "epochs": 2}
+    more = {"eval_fraction": 0.3, "eval_every": 4, "samples_per_prompt": 4, "batch_size": 32, "steps": 8, "epochs": 3}
     # from elsewhere, with a path of its own
     launch(*flags(task, "mine.py:odd_share", out, **more, mini_batch_size=16), cwd=task)
     rows = read_jsonl(out / "metrics.jsonl")
