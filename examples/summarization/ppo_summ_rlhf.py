@@ -49,9 +49,10 @@ class Args(RLHFArgs):
             CONFIG,
             model_name="builtin:smollm2",
             query_dataset="builtin:tldr",
-            learning_rate=5e-5,
+            learning_rate=1e-4,
+            init_kl_coef=0.05,
             batch_size=16,
-            mini_batch_size=16,
+            mini_batch_size=8,
         )
         return cls(ppo_config=config, preset="builtin", num_shared_layers=20, output_max_length=40)
 
