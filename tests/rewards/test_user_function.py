@@ -11,7 +11,7 @@ from trl.jsonl import DataFileError
 from trl.rewards import RewardGoneError
 from trl.rewards.user_function import FunctionReward
 
-FILE = '''
+FILE = """
 from __future__ import annotations
 
 import asyncio
@@ -67,7 +67,7 @@ def never(completions, **kwargs):
 
 overlong = get_soft_overlong_punishment(10, 5)
 not_a_function = 3
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +104,22 @@ def test_no_verdict_and_no_number(file: Path) -> None:
         FunctionReward(f"{file}:a_number").details(["a"])
     with pytest.raises(KeyError, match="of the user"):
         FunctionReward(f"{file}:broken").submit(["a"])
+
+
+def test_a_generator_is_a_list_too_and_numbers_can_be_too_large(tmp_path: Path) -> None:
+    (tmp_path / "f.py").write_text(
+        "def lazy(completions): return (1.0 for _ in completions)\ndef large(completions): return [10**400]\n"
+    )
+    assert [each.reward for each in FunctionReward(f"{tmp_path / 'f.py'}:lazy").details(["a", "b"])] == [1.0, 1.0]
+    with pytest.raises(TypeError, match=r"f\.py:large returned \[10+"):
+        FunctionReward(f"{tmp_path / 'f.py'}:large").details(["a"])
+
+
+@pytest.mark.parametrize("kind", ["def", "async def"])
+def test_a_function_that_exits_does_not_end_the_run_as_a_success(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "f.py").write_text(f"import sys\n{kind} leave(completions): sys.exit(0)\n")
+    with pytest.raises(RuntimeError, match=r"f\.py:leave called sys\.exit\(0\)"):
+        FunctionReward(f"{tmp_path / 'f.py'}:leave").details(["a"])
 
 
 def test_an_ordinary_function_runs_here_and_an_async_one_in_the_background(file: Path) -> None:
