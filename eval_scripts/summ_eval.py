@@ -103,7 +103,7 @@ def main(args: Args) -> None:
 
     settings = {"script": "summ_eval", "model_name": args.model_name, **asdict(sampling)}
     settings |= {"reward_model_ckpt_path": args.reward_model_ckpt_path, "batch_size": args.batch_size}
-    settings |= {"seed": args.seed}
+    settings |= {"reward_model_config": args.reward_model_config, "seed": args.seed}
     results = run_resumable(rows, rows_file, process, settings=settings, chunk_size=args.batch_size, unit="post")
 
     # 3. result
@@ -163,7 +163,8 @@ def write_csv(path: Path, rows: list[Row]) -> None:
     """All rows or nothing: an older file stays until the new one is on disk. No score is an empty cell."""
     part = path.with_name(path.name + ".part")
     with part.open("w", encoding="utf-8", newline="", errors="backslashreplace") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+        # with "\n" as the end of a row, a carriage return in a text would not be quoted, and end a row for readers
+        writer = csv.DictWriter(file, COLUMNS, lineterminator="\r\n")
         writer.writeheader()
         writer.writerows(rows)
         file.flush()

@@ -87,6 +87,23 @@ def test_a_configured_reward_finds_each_rows_references(data: str, chat: bool) -
     assert environment.score(held_out, ["1", "2", "4"]) == [0.0, 1.0, 1.0]
 
 
+def test_columns_of_the_data_may_have_any_name(data: str) -> None:
+    """What a reward is told by the run itself is not mistaken for the data's column of that name."""
+    rows = [json.loads(line) for line in Path(data).read_text().splitlines()]
+    columns = {"step": "s", "prompts": "p", "completions": "c", "completion_ids": 1, "examples": 2, "batch": 3}
+    for row in rows:
+        row["references"] |= columns
+    Path(data).write_text("".join(json.dumps({**row, **columns}) + "\n" for row in rows))
+    for reward in ("reward.json", "mine.py:keep"):
+        environment, encoded = task(data, reward, False)
+        ids = [row["input_ids"][:1] for row in encoded[:2]]
+        right = environment.submit(as_batch(encoded[:2]), ["0", "2"], ids).result()
+        held_out = {**as_batch(encoded[:2]), "completion_ids": [each.tolist() for each in ids]}
+        assert right == environment.score(held_out, ["0", "2"]) == [1.0, 1.0]
+    seen = environment._reward._function.__globals__["seen"]  # type: ignore[union-attr]
+    assert seen["completions"] == ["0", "2"]
+
+
 @pytest.mark.parametrize("chat", [True, False])
 def test_a_function_gets_conversations_ids_and_every_column(data: str, chat: bool) -> None:
     environment, rows = task(data, "mine.py:keep", chat)

@@ -145,7 +145,11 @@ class TaskReward:
         tokenizer: "PreTrainedTokenizerBase",
         chat: bool,
     ) -> None:
+        from trl.rewards.user_function import FunctionReward
+
         self._reward, self._rows, self._tokenizer, self._chat = reward, rows, tokenizer, chat
+        # of a configured reward, a column of the data can't be meant: it finds what it needs in references
+        self._takes_own_columns = isinstance(reward, FunctionReward)
         self._steps = 0
 
     @functools.cached_property
@@ -163,7 +167,10 @@ class TaskReward:
         """Start scoring a batch; failures count towards stopping the run."""
         self._steps += 1
         ids = [response.tolist() for response in responses]
-        return self._reward.submit(**self._columns(batch["row"], texts, ids), step=self._steps)
+        columns = self._columns(batch["row"], texts, ids)
+        if not self._takes_own_columns:
+            columns["step"] = self._steps
+        return self._reward.submit(**columns)
 
     def score(self, batch: Mapping[str, list[Any]], texts: Sequence[str]) -> list[float]:
         """The rewards of held-out responses, NaN for no verdict; nothing is counted.
@@ -194,7 +201,7 @@ class TaskReward:
     def _columns(self, rows: "Sequence[TaskRow]", texts: Sequence[str], ids: Sequence[list[int]]) -> dict[str, Any]:
         """Keyword lists as every reward function takes them."""
         return {
-            **own_columns(rows),
+            **(own_columns(rows) if self._takes_own_columns else {}),
             "prompts": [row.tuning.messages if self._chat else _plain(row) for row in rows],
             "completions": [[{"role": "assistant", "content": text}] for text in texts] if self._chat else list(texts),
             "completion_ids": list(ids),

@@ -28,13 +28,16 @@ def adapter(args: RLHFArgs) -> LoraConfig | None:
 def value_network(args: RLHFArgs) -> tuple[RewardModel, torch.optim.Optimizer] | tuple[None, None]:
     """A value network with its optimizer; none where the policy's value head does.
 
-    It freezes as many lower blocks as the policy does.
+    It freezes as many lower blocks as the policy does. Exits with one line where the weights don't fit.
     """
     if args.value_model_path is None:
         return None, None
-    model = RewardModel.from_pretrained(locate_model(args.value_model_path), config_name=args.reward_model_config)
-    if args.num_shared_layers is not None:
-        model.freeze_lower_blocks(args.num_shared_layers)
+    try:
+        model = RewardModel.from_pretrained(locate_model(args.value_model_path), config_name=args.reward_model_config)
+        if args.num_shared_layers is not None:
+            model.freeze_lower_blocks(args.num_shared_layers)
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from None
     rate = args.ppo_config.learning_rate if args.value_learning_rate is None else args.value_learning_rate
     return model, torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=rate)
 
@@ -47,15 +50,21 @@ def pretraining_mix(args: RLHFArgs, tokenizer: PreTrainedTokenizerBase) -> Pretr
 
 
 def preference_environment(args: RLHFArgs, device: torch.device) -> tuple[AdjustedReward, RewardModel]:
-    """The reward model's score with its adjustments, and the reward model; ``device`` is where it goes by default."""
-    reward = PreferenceReward(
-        locate_model(str(args.reward_model_ckpt_path)),
-        batch_size=args.rw_batch_size,
-        device=device if args.reward_model_device is None else locate_device(args.reward_model_device),
-        dtype=torch.bfloat16 if args.bf16 else None,
-        config_name=args.reward_model_config,
-        **(PUBLIC_TEXT if args.reward_model_config is not None else {}),
-    )
+    """The reward model's score with its adjustments, and the reward model; ``device`` is where it goes by default.
+
+    Exits with one line where the reward model's weights or its tokenizer don't fit.
+    """
+    try:
+        reward = PreferenceReward(
+            locate_model(str(args.reward_model_ckpt_path)),
+            batch_size=args.rw_batch_size,
+            device=device if args.reward_model_device is None else locate_device(args.reward_model_device),
+            dtype=torch.bfloat16 if args.bf16 else None,
+            config_name=args.reward_model_config,
+            **(PUBLIC_TEXT if args.reward_model_config is not None else {}),
+        )
+    except ValueError as error:
+        raise SystemExit(f"error: {error}") from None
     adjusted = AdjustedReward(
         reward,
         length_penalty=args.length_penalty,

@@ -38,6 +38,11 @@ def names(tmp_path_factory) -> dict[str, str]:
     reward_model.save_pretrained(folder / "reward")
     for name in ("policy", "reward"):
         tokenizer.save_pretrained(folder / name)
+    reward_model.save_pretrained(folder / "endless")
+    tokenizer.eos_token = tokenizer.pad_token = tokenizer.bos_token = None
+    tokenizer.save_pretrained(folder / "endless")
+    (folder / "code").mkdir()
+    torch.save({"v_head.weight": torch.ones(1, 32), "x": Path}, folder / "code" / "pytorch_model.bin")
     words = ("What", "A", "Nothing", "This", "I", "It", "The", "Such", "You", "My", "Bad", "Dull")
     rows = [{"prompt": POST.format(word), "label": f"{word} film was lovely."} for word in words]
     (folder / "posts").mkdir()
@@ -46,6 +51,7 @@ def names(tmp_path_factory) -> dict[str, str]:
     (folder / "text.jsonl").write_text(json.dumps({"text": "The film was a quiet wonder. " * 60}) + "\n")
     save_classifier(folder / "guard", ["clean", "noise"])
     files = {"policy": "policy", "reward": "reward", "posts": "posts", "text": "text.jsonl", "guard": "guard"}
+    files |= {"endless": "endless", "code": "code"}
     return {name: str(folder / file) for name, file in files.items()}
 
 
@@ -125,10 +131,17 @@ def test_shared_reference_and_adjusted_scores(names, tmp_path):
         (["--reward_model_ckpt_path=no/such"], "'no/such' is neither a local folder nor found on the hub"),
         (["--gibberish_guard=no/such"], "cannot load the classifier 'no/such'"),
         (["--critic_score_bounds", "3", "3"], "--critic_score_bounds are 3.0 and 3.0"),
+        (["--reward_model_ckpt_path={endless}"], "the reward model's tokenizer has no EOS token"),
+        (
+            ["--reward_model_ckpt_path={code}", "--reward_model_config={policy}"],
+            "holds more than tensors, such as code",
+        ),
+        (["--value_model_path={code}", "--reward_model_config={policy}"], "holds more than tensors, such as code"),
+        (["--value_model_path={reward}", "--num_shared_layers=2"], "expected 1 to 1"),
     ],
 )
 def test_bad_input_is_one_clear_error_before_training(names, tmp_path, flags, message):
-    done = launch(names, tmp_path / "run", *flags, check=False)
+    done = launch(names, tmp_path / "run", *(flag.format(**names) for flag in flags), check=False)
     assert done.returncode in (1, 2)
     shown = " ".join(done.stderr.replace("│", " ").split())  # bad flags are shown in a box
     assert message in shown

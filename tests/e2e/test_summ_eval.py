@@ -139,6 +139,17 @@ def test_greedy_without_a_reward_model(names, tmp_path: Path) -> None:
     assert rows[-1]["pred"] == texts[0][0].strip()
 
 
+def test_any_text_comes_back_from_the_table(tmp_path: Path) -> None:
+    texts = ["a\rb", "a\r\nb", 'say "x", then\n', "=1+1", "\u2028", "\x00", " ", "'", "a\tb"]
+    SCRIPT["write_csv"](
+        tmp_path / "t.csv", [dict.fromkeys(SCRIPT["COLUMNS"]) | {"pred": text, "post": text} for text in texts]
+    )
+    with open(tmp_path / "t.csv", newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["pred"] for row in rows] == [row["post"] for row in rows] == texts
+    assert {row["rouge1"] for row in rows} == {""}
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

@@ -1,5 +1,6 @@
 """The reward model: values, end scores under either padding, every checkpoint layout, frozen lower blocks."""
 
+import io
 import json
 import logging
 from pathlib import Path
@@ -287,9 +288,42 @@ class _Bomb:
 
 def test_a_pickle_with_code_in_it_is_refused(public, capsys):
     torch.save({"v_head.weight": torch.ones(1, 32), "x": _Bomb()}, public["rm"] / "pytorch_model.bin")
-    with pytest.raises(Exception, match=r"[Ww]eights.only"):
+    with pytest.raises(OSError, match=r"^\S+pytorch_model\.bin holds more than tensors.*weights_only.*$"):
         RewardModel.from_pretrained(public["rm"], config_name=str(public["sft"]))
     assert "the pickle ran" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda content: b"", "no whole file of weights"),
+        (lambda content: content[: len(content) // 2], "no whole file of weights|holds more than tensors"),
+        (lambda content: b"<html>not found</html>" * 10, "holds more than tensors"),
+        (lambda content: _saved([torch.ones(1)]), "holds a list; expected a dict"),
+    ],
+)
+def test_a_file_that_is_no_whole_state_dict_is_one_line(public, damage, message):
+    file = public["rm"] / "pytorch_model.bin"
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(OSError, match=message) as caught:
+        RewardModel.from_pretrained(public["rm"], config_name=str(public["sft"]))
+    assert "\n" not in str(caught.value)
+
+
+def _saved(content) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    return buffer.getvalue()
+
+
+def test_a_shard_that_the_index_names_must_be_there(public):
+    state = torch.load(public["rm"] / "pytorch_model.bin", weights_only=True)
+    last = list(state)[-2:]
+    torch.save({key: state[key] for key in state if key not in last[:1]}, public["rm"] / "pytorch_model-1-of-2.bin")
+    weight_map = dict.fromkeys(state, "pytorch_model-1-of-2.bin") | {last[0]: "pytorch_model-2-of-2.bin"}
+    (public["rm"] / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(OSError, match=r"lacks pytorch_model-2-of-2\.bin, which its index names"):
+        RewardModel.from_pretrained(public["rm"], config_name=str(public["sft"]))
 
 
 # --- training ---------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import resource
 import signal
 from pathlib import Path
 
@@ -222,6 +223,48 @@ def test_only_the_newest_whole_checkpoints_stay_and_half_ones_are_ignored(tmp_pa
     resumed.train()
     assert read_jsonl(tmp_path / "metrics.jsonl")[-1]["step"] == 12
     assert not list(tmp_path.glob(".*"))  # no leavings
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["trainer.json", "weights.bin", "state/optimizer.bin", "state/model.safetensors", "state/random_states_0.pkl"],
+)
+@pytest.mark.parametrize("share", [0, 0.5])
+def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(tmp_path, caplog, name, share):
+    Regression(config(tmp_path, save_steps=6)).train()
+    reference = timeless(tmp_path)
+    file = tmp_path / "checkpoint-12" / name
+    file.write_bytes(file.read_bytes()[: int(file.stat().st_size * share)])
+    with pytest.raises(DataFileError, match="not a whole checkpoint"):
+        Regression(config(tmp_path, resume=str(tmp_path / "checkpoint-12"))).train()
+    caplog.set_level("INFO")
+    Regression(config(tmp_path, resume="latest")).train()
+    assert "checkpoint-12 is damaged" in caplog.text
+    assert f"resumed from {tmp_path / 'checkpoint-6'}" in caplog.text
+    assert timeless(tmp_path) == reference
+
+
+def test_a_full_disk_leaves_what_was_saved_and_says_so(tmp_path):
+    """Files can't grow beyond 1,000 bytes while the second checkpoint is written."""
+
+    class Filling(Regression):
+        def _save_checkpoint(self) -> None:
+            unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+            try:
+                if self.done == 4:
+                    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, unlimited[1]))
+                super()._save_checkpoint()
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+
+    with pytest.raises(
+        OSError, match=rf"^could not write {tmp_path} \(.*MB are free there\); what was saved .* whole$"
+    ):
+        Filling(config(tmp_path, save_steps=2)).train()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2", "metrics.jsonl", "samples.jsonl"]
+    Regression(config(tmp_path, resume="latest")).train()
+    Regression(config(tmp_path / "whole")).train()
+    assert timeless(tmp_path) == timeless(tmp_path / "whole")
 
 
 def test_resume_from_a_path_and_from_nothing(tmp_path, caplog):

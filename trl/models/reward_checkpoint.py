@@ -8,6 +8,7 @@ model in half precision needs its own size once.
 
 import json
 import logging
+import pickle
 import re
 from pathlib import Path
 from typing import Any, cast
@@ -46,11 +47,27 @@ def read_public_state(source: str, hf_kwargs: dict[str, Any]) -> dict[str, Tenso
                 return None
             names = sorted(set(weight_map.values()))
         paths = [find_file(source, name, hf_kwargs) for name in names]
+        missing = [name for name, path in zip(names, paths, strict=True) if path is None]
+        if index is not None and missing:
+            raise OSError(f"{source} lacks {_some(missing)}, which its index names")
     state: dict[str, Tensor] = {}
     for path in paths:
         if path is not None:
-            state |= torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
+            state |= _tensors(path)
     return state if HEAD_KEY in state else None
+
+
+def _tensors(path: str) -> dict[str, Tensor]:
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zipfile(path))
+    except pickle.UnpicklingError:
+        raise OSError(f"{path} holds more than tensors, such as code; with weights_only it is not loaded") from None
+    except (RuntimeError, EOFError) as error:
+        reason = f": {error}".splitlines()[0]
+        raise OSError(f"{path} is no whole file of weights ({type(error).__name__}{reason})") from None
+    if not isinstance(state, dict):
+        raise OSError(f"{path} holds a {type(state).__name__}; expected a dict of tensors")
+    return state
 
 
 def load_public_body(

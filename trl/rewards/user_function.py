@@ -66,9 +66,14 @@ class FunctionReward:
         keywords = {"completions": list(completions), **columns}
         if not any(each.kind is each.VAR_KEYWORD for each in self._parameters.values()):
             keywords = {name: column for name, column in keywords.items() if name in self._parameters}
-        rewards = self._function(**keywords)
-        if inspect.isawaitable(rewards):
-            rewards = asyncio.run(_awaited(rewards))
+        try:
+            rewards = self._function(**keywords)
+            if inspect.isawaitable(rewards):
+                rewards = asyncio.run(_awaited(rewards))
+        except SystemExit as error:  # the run would end here, without its model, and look as if it had succeeded
+            raise RuntimeError(
+                f"{self.location} called sys.exit({error.code!r}); raise an error to stop a run"
+            ) from error
         return self._results(rewards, len(completions))
 
     def submit(self, completions: Sequence[Any], **columns: Any) -> PendingReward:
@@ -87,8 +92,9 @@ class FunctionReward:
 
     def _results(self, rewards: Any, count: int) -> list[SampleResult]:
         try:
+            rewards = list(rewards)  # a generator can be read once only
             numbers = [math.nan if reward is None else float(reward) for reward in rewards]
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise TypeError(f"{self.location} returned {rewards!r:.80}; expected a list of numbers or None") from error
         if len(numbers) != count:
             raise TypeError(f"{self.location} returned {len(numbers)} rewards for {count} completions")

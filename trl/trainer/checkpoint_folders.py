@@ -1,15 +1,24 @@
 """Folders that are whole or not there: written beside their place, synced to disk, and renamed into it."""
 
+import json
+import logging
 import os
 import re
 import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
 
 from trl.jsonl import DataFileError
 
+logger = logging.getLogger(__name__)
+
 _NAME = re.compile(r"checkpoint-(\d+)")
 MARKER = "trainer.json"
-"""Written last into a checkpoint, which counts only with it."""
+"""Written last into a checkpoint, which counts only with it, and with every file as long as it says."""
 
 
 def working_path(target: Path) -> Path:
@@ -23,6 +32,23 @@ def make_working_folder(target: Path) -> Path:
     shutil.rmtree(working, ignore_errors=True)
     working.mkdir(parents=True)
     return working
+
+
+@contextmanager
+def writing(working: Path) -> Iterator[None]:
+    """Write into ``working``; where that fails, it is removed and ``OSError`` says what is the matter.
+
+    The libraries that write weights report a full disk by errors of their own.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        shutil.rmtree(working, ignore_errors=True)
+        free = shutil.disk_usage(working.parent).free / 2**20
+        raise OSError(
+            f"could not write {working.parent} ({str(error).strip().splitlines()[0]}; {free:,.0f} MB are free there); "
+            "what was saved before is whole"
+        ) from error
 
 
 def put_in_place(working: Path, target: Path) -> None:
@@ -52,9 +78,32 @@ def move_files_into(working: Path, folder: Path, last: str = "config.json") -> N
     working.rmdir()
 
 
+def write_marker(working: Path, content: Mapping[str, Any]) -> None:
+    """Finish a checkpoint: ``content``, and the size of every file that is there."""
+    files = {path.relative_to(working).as_posix(): path.stat().st_size for path in working.rglob("*") if path.is_file()}
+    text = json.dumps({**content, "files": files}, indent=1) + "\n"
+    (working / MARKER).write_text(text, encoding="utf-8")
+
+
+def read_marker(checkpoint: Path) -> dict[str, Any] | None:
+    """What `write_marker` was given; None where the checkpoint is not whole."""
+    try:
+        content = json.loads((checkpoint / MARKER).read_text(encoding="utf-8"))
+        files = content.pop("files").items()
+        is_whole = all((checkpoint / name).stat().st_size == size for name, size in files)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # no such file, or other content
+        return None
+    return content if is_whole else None
+
+
 def checkpoints(folder: Path) -> list[Path]:
-    """The whole checkpoints of a run folder, oldest first."""
-    found = [path for path in folder.glob("checkpoint-*") if _NAME.fullmatch(path.name) and (path / MARKER).exists()]
+    """The whole checkpoints of a run folder, oldest first; a warning names those that are damaged."""
+    found = []
+    for path in folder.glob("checkpoint-*"):
+        if _NAME.fullmatch(path.name) and read_marker(path) is not None:
+            found.append(path)
+        elif _NAME.fullmatch(path.name):
+            logger.warning("%s is damaged (files are missing or cut off) and left alone", path)
     return sorted(found, key=step_of)
 
 
@@ -74,9 +123,9 @@ def find_checkpoint(folder: Path, wanted: str, latest: str) -> Path | None:
     if wanted == latest:
         return next(reversed(checkpoints(folder)), None)
     path = Path(wanted)
-    if not (path / MARKER).exists():
+    if read_marker(path) is None:
         raise DataFileError(
-            f"{path} is not a whole checkpoint (it has no {MARKER}); give a folder called checkpoint-N that "
+            f"{path} is not a whole checkpoint (by its {MARKER}); give a folder called checkpoint-N that "
             "--save_steps wrote, or no path for the newest"
         )
     return path

@@ -125,18 +125,18 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: str, answer: str) -> Exam
 
     The answer's tokens are those that it has in the whole text; some tokenizers would start it differently if it
     stood alone. Where a token reaches across the border, it does: a prompt's ids can't depend on its answer.
-    Raises ``ValueError`` for a tokenizer without EOS, or a prompt without tokens.
+    Raises ``DataFileError`` for a tokenizer without EOS, or a prompt without tokens.
     """
     eos = tokenizer.eos_token_id
     if eos is None:
-        raise ValueError("the tokenizer has no EOS token, so that answers could not end; give it one")
+        raise DataFileError("the tokenizer has no EOS token, so that answers could not end; give it one")
     before, whole = (list(tokenizer(text, verbose=False)["input_ids"]) for text in (prompt, prompt + answer))
     if before[-1:] == [eos] and len(before) > 1:  # some tokenizers close every text
         before = before[:-1]
     if whole[-1:] == [eos]:
         whole = whole[:-1]
     if not before:
-        raise ValueError("a prompt without tokens has no position that could predict its answer's first token")
+        raise DataFileError("a prompt without tokens has no position that could predict its answer's first token")
     if whole[: len(before)] == before:
         after = whole[len(before) :]
     else:

@@ -3,7 +3,6 @@
 A trainer of this kind says what one row's loss is; everything else is here. See `SupervisedTrainer`.
 """
 
-import json
 import logging
 import math
 import sys
@@ -25,13 +24,15 @@ from trl.jsonl import DataFileError, dump_line, read_jsonl
 from trl.report.runlog import METRICS_FILE, RunLog
 from trl.trainer.accelerator import make_accelerator
 from trl.trainer.checkpoint_folders import (
-    MARKER,
     find_checkpoint,
     make_working_folder,
     move_files_into,
     put_in_place,
+    read_marker,
     remove_oldest,
     working_path,
+    write_marker,
+    writing,
 )
 from trl.trainer.stop_signal import StopRequest
 from trl.trainer.supervised_config import LATEST, SupervisedConfig
@@ -226,8 +227,9 @@ class SupervisedTrainer(ABC, Generic[R]):
         if self.accelerator.is_main_process:
             target.mkdir(parents=True, exist_ok=True)
             working = make_working_folder(target / "model")
-            self.save_model(working, state)
-            move_files_into(working, target)
+            with writing(working):
+                self.save_model(working, state)
+                move_files_into(working, target)
         self.accelerator.wait_for_everyone()
 
     @property
@@ -247,15 +249,18 @@ class SupervisedTrainer(ABC, Generic[R]):
         if self.accelerator.is_main_process:
             make_working_folder(target)
         self.accelerator.wait_for_everyone()
-        self.accelerator.save_state(str(working / "state"))
+        with writing(working):
+            self.accelerator.save_state(str(working / "state"))
         state = self.accelerator.get_state_dict(self.model)
         if self.accelerator.is_main_process:
-            self.save_model(working, state)
-            marker = {"step": self.done, "total_steps": len(self.batches), "identity": self._identity}
-            (working / MARKER).write_text(json.dumps(marker, indent=1) + "\n", encoding="utf-8")
+            with writing(working):
+                self.save_model(working, state)
         self.accelerator.wait_for_everyone()
         if self.accelerator.is_main_process:
-            put_in_place(working, target)
+            with writing(working):
+                marker = {"step": self.done, "total_steps": len(self.batches), "identity": self._identity}
+                write_marker(working, marker)
+                put_in_place(working, target)
             remove_oldest(self.folder, self.config.keep_checkpoints)
         self.accelerator.wait_for_everyone()
 
@@ -275,7 +280,9 @@ class SupervisedTrainer(ABC, Generic[R]):
         self.accelerator.wait_for_everyone()
 
     def _load_checkpoint(self, checkpoint: Path) -> None:
-        marker = json.loads((checkpoint / MARKER).read_text(encoding="utf-8"))
+        marker = read_marker(checkpoint)
+        if marker is None:
+            raise DataFileError(f"{checkpoint} is not whole any more")
         found = marker["identity"]
         changed = [f"{k}: {found.get(k)!r} → {v!r}" for k, v in self._identity.items() if found.get(k) != v]
         if changed:
