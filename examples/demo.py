@@ -21,13 +21,12 @@ import trl
 if not hasattr(trl, "DISTRIBUTION"):
     raise SystemExit(f"{trl.__file__} is Hugging Face's trl, not relc's: see 'Two packages named trl' in README.md")
 
-from launching import launch, run
-
 from trl import rewards
 from trl.builtin import resolve_model
 from trl.data.sentiment import load_sentiment_prompts
 from trl.data.toxicity import load_toxicity_prompts
 from trl.jsonl import read_jsonl
+from trl.launching import launch, run
 
 BASE = "builtin:smollm2"
 ARMS = ("ppo", "ppo_critic")

@@ -20,7 +20,7 @@ import trl
 if not hasattr(trl, "DISTRIBUTION"):
     raise SystemExit(f"{trl.__file__} is Hugging Face's trl, not relc's: see 'Two packages named trl' in README.md")
 
-from launching import launch, run
+from trl.launching import launch, run
 
 EXAMPLES = "examples/summarization"
 

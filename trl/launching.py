@@ -9,7 +9,7 @@ from typing import Any
 
 from trl.jsonl import read_jsonl
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def run(*command: str | Path) -> str:
