@@ -71,6 +71,9 @@ class Args:
 
 
 def main(args: Args) -> None:
+    for name in ("num_samples_to_eval", "output_max_length", "batch_size", "rw_batch_size"):
+        if getattr(args, name) < 1:
+            sys.exit(f"error: --{name} is {getattr(args, name)}; expected at least 1")
     rows_file = args.save_path.with_name(args.save_path.name + ".rows.jsonl")
     if args.save_path.exists() and not rows_file.exists():
         raise DataFileError(f"{args.save_path} exists and {rows_file.name} does not: choose another --save_path")

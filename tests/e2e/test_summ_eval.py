@@ -154,6 +154,8 @@ def test_any_text_comes_back_from_the_table(tmp_path: Path) -> None:
     ("wrong", "message"),
     [
         (("--split", "valid"), "valid"),
+        (("--batch_size", 0), "--batch_size is 0"),
+        (("--num_samples_to_eval", 0), "--num_samples_to_eval is 0"),
         (("--output_min_length", 13), "min <= max"),
         (("--output_max_length", 200), "leaves the model room"),
         (("--reward_model_device", "gpu0"), "'gpu0' is no device"),

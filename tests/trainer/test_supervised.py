@@ -207,9 +207,10 @@ def test_a_signal_saves_and_stops_and_the_run_goes_on_to_the_same_end(tmp_path, 
 
 def test_resuming_a_finished_run_measures_again_and_changes_nothing(tmp_path):
     first = Regression(config(tmp_path, save_steps=6))
-    metrics = first.train()
+    metrics, rows = first.train(), read_jsonl(tmp_path / "metrics.jsonl")
     again = Regression(config(tmp_path, save_steps=6, resume="latest"))
     assert again.train()["eval/mean"] == metrics["eval/mean"]
+    assert read_jsonl(tmp_path / "metrics.jsonl") == rows
     assert torch.equal(weights(again), weights(first))
 
 

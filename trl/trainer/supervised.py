@@ -119,8 +119,10 @@ class SupervisedTrainer(ABC, Generic[R]):
             self._progress_bar() as bar,
             StopRequest() as stop,
         ):
-            if self.done in (0, total):  # nothing is left to do after a run that was complete
+            if self.done == 0:
                 metrics |= self._evaluate(log)
+            elif self.done == total:  # nothing is left to do; these measures were logged before its last checkpoint
+                metrics |= self._evaluate(None)
             for epoch, batch in self.batches[self.done :]:
                 metrics |= self._step(epoch, batch)
                 self.done += 1
