@@ -81,12 +81,12 @@ def test_a_function_of_the_users_own_is_learned(task: Path, tmp_path: Path) -> N
     out = tmp_path / "run"
     more = {"eval_fraction": 0.3, "eval_every": 4, "samples_per_prompt": 4, "batch_size": 32, "steps": 8, "epochs": 3}
     # from elsewhere, with a path of its own
-    launch(*flags(task, "mine.py:odd_share", out, **more, mini_batch_size=16), cwd=task)
+    launch(*flags(task, "mine.py:odd_share", out, **more, mini_batch_size=16, init_kl_coef=0.01), cwd=task)
     rows = read_jsonl(out / "metrics.jsonl")
     curve = {row["step"]: row["eval/score"] for row in rows if "eval/score" in row}
     assert list(curve) == [0, 4, 8]
-    assert curve[8] > curve[0] + 0.1
-    assert rows[-1]["objective/score"] > rows[1]["objective/score"] + 0.1
+    assert curve[8] > curve[0] + 0.2
+    assert rows[-1]["objective/score"] > rows[1]["objective/score"] + 0.2
     assert rows[0]["eval/no_verdict"] == 0
     samples = [row for row in read_jsonl(out / "samples.jsonl") if row["step"] == 1]
     assert [row["query"] for row in samples[::4]] == [row["query"] for row in samples[3::4]]
