@@ -92,8 +92,8 @@ def train_and_eval_rows(
         rows, held_out = split_by_content(rows, fraction)
         if not rows:
             raise DataFileError(
-                f"{data}: nothing is left to train on: all rows have one prompt, or a share of {fraction} is too much to "
-                "hold out; give --eval_data"
+                f"{data}: nothing is left to train on: all rows have one prompt, or a share of {fraction} is too much "
+                "to hold out; give --eval_data"
             )
     return rows, sorted(held_out, key=lambda row: row.digest)[:limit]
 
