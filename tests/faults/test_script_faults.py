@@ -59,7 +59,7 @@ def test_a_line_nested_too_deeply_is_a_bad_line(tmp_path: Path):
 def test_half_a_character_is_named_where_tokenizers_would_fail(tmp_path: Path):
     data, prompts = tmp_path / "reviews.jsonl", tmp_path / "prompts.jsonl"
     data.write_text(HALF_A_CHARACTER)
-    with pytest.raises(DataFileError, match=r"row 1: expected a string called text, of whole characters"):
+    with pytest.raises(DataFileError, match=r"line 1: expected a string called text, of whole characters"):
         load_sentiment_prompts(str(data), tiny_tokenizer())
     prompts.write_text('{"prompt": {"text": "fine"}}\n{"prompt": {"text": "\\ude00"}}\n')
     with pytest.raises(DataFileError, match=r"row 2: expected.*whole characters") as error:
