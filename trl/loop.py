@@ -2,6 +2,7 @@
 
 import importlib.util
 import itertools
+import logging
 import math
 import sys
 import time
@@ -33,6 +34,8 @@ from trl.report.runlog import RunLog
 from trl.rewards import ModerationReward, PerspectiveClient, PerspectiveReward, ToxicityReward
 from trl.run import RunArgs, ToxicityArgs
 from trl.trainer import PPOTrainer
+
+logger = logging.getLogger(__name__)
 
 Reward = Callable[..., Sequence[float | None]]
 """An environment reward: keyword lists in, one number per sample out, None for "no verdict"."""
@@ -194,8 +197,9 @@ class RunRecord:
     """A run as it goes: its batches, metrics.jsonl, samples.jsonl, checkpoints, and progress for people.
 
     A rich bar on a terminal, one line per step elsewhere; only the main process writes and shows anything.
-    ``held_out`` is evaluated before the first step, as often as it says, and after the last step. When
-    the critic or the reward is gone for good (`GoneError`), the model so far is saved and the run ends with an error.
+    ``held_out`` is evaluated before the first step, as often as it says, and after the last step. When the critic or
+    the reward is gone for good (`GoneError`), the model so far is saved and the run ends with an error; a run of one
+    process saves it whatever fails.
     """
 
     def __init__(self, args: RunArgs, trainer: PPOTrainer, folder: Path, total: int, held_out: HeldOut | None = None):
@@ -233,6 +237,12 @@ class RunRecord:
             self.trainer.save_pretrained(saved)
             self.trainer.accelerator.end_training()
             raise SystemExit(f"error: {error}. The model so far is in {saved}")
+        # several processes save together, and the others would wait for one that failed alone
+        alone = self.trainer.accelerator.num_processes == 1
+        if isinstance(error, Exception) and not isinstance(error, OSError) and self.done and alone:
+            saved = self.folder / f"step-{self.done}"
+            self.trainer.save_pretrained(saved)
+            logger.error("the run failed after step %d; the model so far is in %s", self.done, saved)
 
     def batches(self) -> Iterator[dict[str, Any]]:
         """The data, ``--epochs`` times over, until ``--steps``."""

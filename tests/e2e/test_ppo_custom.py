@@ -164,3 +164,18 @@ def test_a_dry_run_trains_nothing_and_bad_data_are_one_line(task: Path, tmp_path
     assert done.returncode == 1 and "Traceback" not in done.stderr
     assert done.stderr.strip().splitlines()[-1].startswith(f"error: {bad}, line 42: contents is ")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_function_that_fails_later_costs_no_finished_step(task: Path, tmp_path: Path) -> None:
+    """An error of the user's own code is shown as it is, and what was learned is saved before."""
+    (tmp_path / "later.py").write_text(
+        "calls = []\ndef reward(completions, **_):\n    calls.append(1)\n"
+        "    return [1.0] * len(completions) if len(calls) < 4 else 1 / 0\n"
+    )
+    out = tmp_path / "run"
+    done = launch(*flags(task, f"{tmp_path / 'later.py'}:reward", out, eval_every=100), check=False)
+    assert done.returncode != 0
+    assert "ZeroDivisionError" in done.stderr
+    (saved,) = out.glob("step-*")
+    assert f"the model so far is in {saved}" in done.stderr
+    assert AutoModelForCausalLM.from_pretrained(saved).config.num_hidden_layers == 2

@@ -443,3 +443,10 @@ def test_scores_scaled_beforehand_keep_token_rewards_at_their_size():
     assert trainer.last_rollout[0]["token_reward"][0] == 0.5
     assert trainer.last_rollout[0]["token_reward"][-1] == pytest.approx(0.5 + scaled[0])
     assert math.isnan(trainer.score_scaler.numbers([math.nan, 1.0])[0])
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "init_kl_coef", "vf_coef"])
+@pytest.mark.parametrize("value", [-1.0, math.inf, math.nan])
+def test_weights_and_rates_are_finite(name, value):
+    with pytest.raises(ValueError, match=rf"PPOConfig.{name} must be 0 or more and finite, got {value}"):
+        PPOConfig(**{name: value})

@@ -1,5 +1,6 @@
 """Settings of `PPOTrainer`, with the names and defaults of the classic PPO trainer."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -113,8 +114,8 @@ class PPOConfig:
             if value is not None and not value > 0:  # also true for NaN
                 raise ValueError(f"PPOConfig.{name} must be positive, got {value}")
         for name in _NOT_NEGATIVE:
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"PPOConfig.{name} must not be negative, got {getattr(self, name)}")
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ValueError(f"PPOConfig.{name} must be 0 or more and finite, got {getattr(self, name)}")
         for name in ("gamma", "lam"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"PPOConfig.{name} must be from 0 to 1, got {getattr(self, name)}")
