@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from peft import LoraConfig
 from transformers import PreTrainedTokenizerBase
 
@@ -49,17 +50,18 @@ def pretraining_mix(args: RLHFArgs, tokenizer: PreTrainedTokenizerBase) -> Pretr
     return PretrainingMix(load_texts(args.ptx_file, "train"), tokenizer, args.ptx_coef)
 
 
-def preference_environment(args: RLHFArgs, device: torch.device) -> tuple[AdjustedReward, RewardModel]:
-    """The reward model's score with its adjustments, and the reward model; ``device`` is where it goes by default.
+def preference_environment(args: RLHFArgs, accelerator: Accelerator) -> tuple[AdjustedReward, RewardModel]:
+    """The reward model's score with its adjustments, and the reward model.
 
+    By default it goes where the policy is, and its body is in bf16 where training is in mixed bf16.
     Exits with one line where the reward model's weights or its tokenizer don't fit.
     """
     try:
         reward = PreferenceReward(
             locate_model(str(args.reward_model_ckpt_path)),
             batch_size=args.rw_batch_size,
-            device=device if args.reward_model_device is None else locate_device(args.reward_model_device),
-            dtype=torch.bfloat16 if args.bf16 else None,
+            device=accelerator.device if args.reward_model_device is None else locate_device(args.reward_model_device),
+            dtype=torch.bfloat16 if accelerator.mixed_precision == "bf16" else None,
             config_name=args.reward_model_config,
             **(PUBLIC_TEXT if args.reward_model_config is not None else {}),
         )

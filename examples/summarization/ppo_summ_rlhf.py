@@ -105,7 +105,7 @@ def main() -> None:
         value_optimizer=value_optimizer,
         pretraining=pretraining_mix(args, tokenizer),
     )
-    preference, reward_model = preference_environment(args, trainer.accelerator.device)
+    preference, reward_model = preference_environment(args, trainer.accelerator)
     environment = of_documents(preference, rows + held_out_rows)
 
     # 3. critic: spans become token rewards
