@@ -2,6 +2,8 @@
 
 import json
 import math
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -184,7 +186,7 @@ def test_defaults_depend_on_what_is_given() -> None:
     assert parse_args(Args, ["--max_new_tokens", "5", "--min-new-tokens", "2"]).lengths == (2, 5)
     preset = parse_args(Args, ["--preset", "builtin", "--data", "mine.jsonl"])
     assert preset.ppo_config.query_dataset == "mine.jsonl"
-    assert str(preset.ppo_config.reward_model).endswith("questions.json") and preset.environment_name
+    assert preset.ppo_config.reward_model is None  # the built-in task's reward is not for other data
     assert preset.default_critic_kind == "score"
     implied = parse_args(Args, ["--model_name=builtin:smollm2", "--critic_style=summary", "--query_dataset=mine.jsonl"])
     assert implied.default_critic_kind == "attribution" and implied.num_shared_layers == 20
@@ -213,3 +215,18 @@ def test_flags_that_cannot_be_right(flags: list[str], message: str, capsys: pyte
     with pytest.raises(SystemExit) as stopped:
         parse_args(Args, flags)
     assert message in " ".join((str(stopped.value) + capsys.readouterr().err).replace("│", " ").split())
+
+
+@pytest.mark.parametrize("given", [["--data", "mine.jsonl"], ["--reward", "mine.json"]])
+def test_the_presets_data_and_reward_go_together(given: list[str]) -> None:
+    """A user's half is never joined by the built-in task's other half."""
+    missing = "reward" if "--data" in given else "data"
+    done = subprocess.run(
+        [sys.executable, "examples/custom/ppo_custom.py", "--model_name", "builtin:smollm2", *given, "--dry_run"],
+        cwd=Path(__file__).resolve().parents[1],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 1
+    assert done.stderr.strip().startswith(f"error: --{missing} is needed")

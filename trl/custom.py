@@ -28,7 +28,8 @@ PROMPTS: dict[Style, str] = {
     "toxicity": "prompts/prompt_toxicity_3shot_v2.txt",
     "summary": "prompts/prompt_summ_3shot_rouge_v2.txt",
 }
-QUESTIONS_REWARD = str(Path(__file__).parents[1] / "configs" / "rewards" / "questions.json")
+QUESTIONS = "builtin:questions", str(Path(__file__).parents[1] / "configs" / "rewards" / "questions.json")
+"""Data and reward of the built-in preset. They go together: one of them with a user's other half fits nothing."""
 
 
 @dataclass

@@ -17,7 +17,7 @@ import trl
 if not hasattr(trl, "DISTRIBUTION"):
     raise SystemExit(f"{trl.__file__} is Hugging Face's trl, not relc's: see 'Two packages named trl' in README.md")
 
-from trl.custom import PROMPTS, QUESTIONS_REWARD, CustomArgs, CustomConfig
+from trl.custom import PROMPTS, QUESTIONS, CustomArgs, CustomConfig
 from trl.run import OutputDir, parse_args, prepare_output_dir, run_script, start_logging
 
 CONFIG = CustomConfig(
@@ -41,8 +41,6 @@ class Args(CustomArgs):
         config = replace(
             CONFIG,
             model_name="builtin:smollm2",
-            query_dataset="builtin:questions",
-            reward_model=QUESTIONS_REWARD,
             learning_rate=1e-4,
             batch_size=32,
             ppo_epochs=2,
@@ -56,9 +54,11 @@ class Args(CustomArgs):
 def main() -> None:
     args = parse_args(Args)
     config = args.ppo_config
+    if args.preset == "builtin" and config.query_dataset is None and config.reward_model is None:
+        config.query_dataset, config.reward_model = QUESTIONS
     for flag, value in (("data", config.query_dataset), ("reward", config.reward_model)):
         if value is None:
-            raise SystemExit(f"error: --{flag} is needed (see --help), or --preset builtin")
+            raise SystemExit(f"error: --{flag} is needed (see --help); without both, --preset builtin has its own")
     if config.model_name is None:
         raise SystemExit("error: --model_name is needed: a hub id, a local folder, or builtin:smollm2")
 
