@@ -76,3 +76,15 @@ def test_resume_works_without_a_path(argv, path):
         overwrite: bool = False
 
     assert parse_args(Supervised, argv).resume == path
+
+
+@pytest.mark.parametrize(
+    ("critic", "warned"), [("score", True), ("lexicon", True), ("random", False), ("openai", False), ("local", False)]
+)
+def test_a_prompt_file_that_the_critic_does_not_read_is_said(critic, warned, caplog):
+    """``random`` is here the control of openai, the default of a policy that is not built in."""
+    flags = ["--use_intrinsic_reward", "--critic", critic, "--model_name", "gpt2"]
+    parse_args(Args, flags)
+    assert not caplog.records  # the default prompt was not asked for
+    parse_args(Args, [*flags, "--prompt_file", "mine.txt"])
+    assert ["--prompt_file mine.txt is not read" in record.getMessage() for record in caplog.records] == [True] * warned

@@ -238,9 +238,18 @@ def parse_args(cls: type[T], argv: Sequence[str] | None = None) -> T:
     argv = _with_latest([_without_prefix(word) for word in argv])
     try:
         default = cls.builtin() if _wants_builtin(argv) else cls()
-        return tyro.cli(cls, args=argv, default=default, use_underscores=True, description=cls.__doc__)
+        args = tyro.cli(cls, args=argv, default=default, use_underscores=True, description=cls.__doc__)
     except ValueError as error:
         raise SystemExit(f"error: {error}") from None
+    if isinstance(args, RunArgs) and isinstance(default, RunArgs) and args.prompt_file != default.prompt_file:
+        _warn_of_unread_prompt(args)
+    return args
+
+
+def _warn_of_unread_prompt(args: RunArgs) -> None:
+    kind = args.default_critic_kind if args.critic_kind == "random" else args.critic_kind
+    if args.use_intrinsic_reward and kind not in ("openai", "local"):
+        logger.warning("--prompt_file %s is not read: the critic is %s, not openai or local", args.prompt_file, kind)
 
 
 def _without_prefix(word: str) -> str:
