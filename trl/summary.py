@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from trl.builtin import is_builtin
 from trl.run import CriticKind, RunArgs, check_lengths
 
 if TYPE_CHECKING:
@@ -109,6 +110,14 @@ class RLHFArgs(SummaryArgs):
     def environment_name(self) -> str:
         """What gives the environment's scores."""
         return str(self.reward_model_ckpt_path)
+
+
+def check_policy(name: str | None) -> None:
+    """Exit in one line without a policy, and warn where it is a built-in model, which was never taught to sum up."""
+    if name is None:
+        raise SystemExit("error: --model_name is needed: a supervised checkpoint, such as one of sft_summ.py")
+    if is_builtin(name):
+        logger.warning("PPO starts from %s, which never learned to sum up; sft_summ.py makes a better start", name)
 
 
 def of_documents(reward: Reward, rows: Sequence[Mapping[str, Any]]) -> Reward:

@@ -20,7 +20,7 @@ if not hasattr(trl, "DISTRIBUTION"):
     raise SystemExit(f"{trl.__file__} is Hugging Face's trl, not relc's: see 'Two packages named trl' in README.md")
 
 from trl.run import OutputDir, parse_args, prepare_output_dir, run_script, start_logging
-from trl.summary import SummaryArgs, of_documents
+from trl.summary import SummaryArgs, check_policy, of_documents
 from trl.trainer.config import PPOConfig
 
 CONFIG = PPOConfig(
@@ -66,8 +66,6 @@ class Args(SummaryArgs):
 def main() -> None:
     args = parse_args(Args)
     config = args.ppo_config
-    if config.model_name is None:
-        raise SystemExit("error: --model_name is needed: a supervised checkpoint, such as one of sft_summ.py")
 
     from datasets import Dataset
     from transformers import AutoTokenizer
@@ -81,6 +79,7 @@ def main() -> None:
 
     start_logging()
     set_seed(config.seed)
+    check_policy(config.model_name)
     if args.bf16:
         config.accelerator_kwargs["mixed_precision"] = "bf16"
     config.remove_unused_columns = False  # environment and critic are shown the document

@@ -20,7 +20,7 @@ from trl.critic.attribution import AttributionCritic
 from trl.critic.template import single_line
 from trl.jsonl import read_jsonl
 from trl.rewards import RougeReward
-from trl.summary import of_documents
+from trl.summary import check_policy, of_documents
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "examples/summarization/ppo_summ_rouge.py"
@@ -205,3 +205,12 @@ def test_a_policy_must_be_named():
     done = launch(SCRIPT, check=False)
     assert done.returncode == 1
     assert done.stderr.strip() == "error: --model_name is needed: a supervised checkpoint, such as one of sft_summ.py"
+
+
+def test_a_start_that_never_learned_to_sum_up_is_said(caplog):
+    with pytest.raises(SystemExit, match="--model_name is needed: a supervised checkpoint"):
+        check_policy(None)
+    check_policy("outputs/sft")
+    assert not caplog.records
+    check_policy("builtin:smollm2")
+    assert "never learned to sum up" in caplog.text
