@@ -278,6 +278,19 @@ def test_a_model_answers(chat, data, tmp_path, capsys):
     assert seen[0] == seen[1] != seen[2]
 
 
+def test_a_model_answers_rows_from_all_over_sorted_data(data, tmp_path, capsys):
+    tiny_gpt2().save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    number = 'def evaluate(example, response):\n    return float(example["references"]["answer"]) / 100\n'
+    (tmp_path / "reward.json").write_text(json.dumps(snippet(number)))
+    argv = ["validate", "--config", str(tmp_path / "reward.json"), "--data", str(data), "--limit", "10", "--json"]
+    with pytest.raises(SystemExit):
+        main([*argv, "--model", str(tmp_path / "model"), "--max_new_tokens", "2"])
+    reward = json.loads(capsys.readouterr().out)["rewards"]["snippet"]
+    assert reward["n"] == 10
+    assert reward["max"] > 0.10  # the first ten rows' answers are 1 to 10
+
+
 def test_help_answers_at_once_and_the_exit_code_reaches_the_shell(data, tmp_path):
     root = Path(__file__).resolve().parents[2]
     begin = time.monotonic()

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import random
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -48,11 +49,11 @@ class Validate:
     model: str | None = None
     """Causal LM that answers instead: hub id, folder or builtin: name; its chat template is used if it has one."""
     limit: int = 20
-    """Use this many rows; 0: all."""
+    """Use this many rows: with --responses the first, with --model a random sample; 0: all."""
     max_new_tokens: int = 256
     """Longest response of --model in tokens."""
     seed: int = 0
-    """Seeds the sampling of --model."""
+    """Seeds the choice of rows and the sampling of --model."""
     example: Path | None = None
     """A JSON file with one row like those of --data."""
     response: str | None = None
@@ -119,7 +120,7 @@ def _run_rows(args: Validate, reward: "ConfiguredReward") -> bool:
     from trl.rewards.display import show_report
     from trl.rewards.validate import read_responses, report_of, sample_responses
 
-    rows = read_rows(str(args.data))[: args.limit or None]
+    rows = _chosen(read_rows(str(args.data)), args)
     reward.check([row.references for row in rows])  # before anything is sampled or asked
     with Console(stderr=True).status(f"scoring {len(rows)} responses"):
         if args.model is not None:
@@ -133,6 +134,16 @@ def _run_rows(args: Validate, reward: "ConfiguredReward") -> bool:
         source = f"responses of {args.model}" if args.model is not None else str(args.responses)
         show_report(Console(), report, f"{args.config}: {len(rows)} rows of {args.data}, {source}\n")
     return report.verdict == "OK"
+
+
+def _chosen(rows: "list[TuningRow]", args: Validate) -> "list[TuningRow]":
+    """At most ``--limit`` rows: the first where responses are given in their order, else a random sample in order."""
+    if not args.limit or args.limit >= len(rows):
+        return rows
+    if args.model is None:
+        return rows[: args.limit]
+    # data are often sorted, and the first rows then all alike
+    return [rows[index] for index in sorted(random.Random(args.seed).sample(range(len(rows)), args.limit))]
 
 
 def _run_example(args: Validate, reward: "ConfiguredReward") -> bool:
