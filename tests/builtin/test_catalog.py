@@ -6,7 +6,7 @@ import pytest
 
 from trl.builtin import NotPreparedError, UnknownBuiltinError, home, is_builtin, names, resolve, resolve_model
 from trl.builtin.__main__ import main
-from trl.builtin.catalog import all_items, closure, find_item
+from trl.builtin.catalog import all_items, closure, find_item, locate_model
 
 
 def test_other_names_pass_through() -> None:
@@ -69,3 +69,14 @@ def test_help_and_list_do_not_wait_for_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_folder_without_a_model_is_one_line(tmp_path):
+    """Such as the run folder of a run that was killed; the public reward model's layout has weights only."""
+    (tmp_path / "metrics.jsonl").write_text("")
+    with pytest.raises(OSError, match=r"holds no model .* did the run that should have written it come to its end"):
+        locate_model(str(tmp_path))
+    for name in ("config.json", "adapter_config.json", "pytorch_model.bin"):
+        (tmp_path / name).write_text("")
+        assert locate_model(str(tmp_path)) == str(tmp_path)
+        (tmp_path / name).unlink()

@@ -312,6 +312,10 @@ def resolve_model(name: str) -> str:
     return str(resolve(name, "language model", "classifier")) if is_builtin(name) else name
 
 
+_MODEL_FILES = ("config.json", "adapter_config.json", "pytorch_model*.bin")
+"""One of them is in every folder that a model can be loaded from; the last one alone in the public reward model's."""
+
+
 def locate_model(name: str) -> str:
     """`resolve_model`, for a name that will be loaded now: ``OSError`` in one line where nothing is there to load.
 
@@ -319,7 +323,13 @@ def locate_model(name: str) -> str:
     """
     if is_builtin(name):
         return resolve_model(name)
-    if not Path(name).is_dir() and not _on_hub(name):
+    if Path(name).is_dir():
+        if not any(next(Path(name).glob(file), None) for file in _MODEL_FILES):
+            raise OSError(
+                f"the folder {name!r} holds no model ({' or '.join(_MODEL_FILES)}); did the run that should have "
+                "written it come to its end?"
+            )
+    elif not _on_hub(name):
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
         raise OSError(
             f"model {name!r} is neither a local folder nor found on the hub or in its cache{offline}; give a local "
