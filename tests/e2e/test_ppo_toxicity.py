@@ -1,7 +1,6 @@
 """The detoxification scripts as a user runs them: published flags, tiny local models, local servers for the scorers."""
 
 import hashlib
-import importlib.util
 import json
 import os
 import re
@@ -183,9 +182,11 @@ def test_bad_input_is_one_clear_line_before_training(names, tmp_path, script, fl
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.skipif(importlib.util.find_spec("bitsandbytes") is not None, reason="bitsandbytes is installed")
 def test_loading_in_4_bits_names_the_package_that_is_missing(names, tmp_path):
-    done = launch(PEFT_SCRIPT, *published(names, tmp_path / "run", "--load_in_4bit"), check=False)
+    hidden = "import runpy, sys; sys.modules['bitsandbytes'] = None; del sys.argv[0]; "  # installed or not
+    hidden += "runpy.run_path(sys.argv[0], run_name='__main__')"
+    flags = published(names, tmp_path / "run", "--load_in_4bit")
+    done = launch("-c", hidden, PEFT_SCRIPT, *flags, check=False)
     assert_one_line(done, "pip install bitsandbytes")
 
 
