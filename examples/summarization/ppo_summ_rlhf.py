@@ -86,7 +86,7 @@ def main() -> None:
     # 1. data: posts that end in "TL;DR:"
     policy_path = locate_model(config.model_name)
     tokenizer = AutoTokenizer.from_pretrained(policy_path)
-    load = partial(load_summary_prompts, config.query_dataset, tokenizer, seed=config.seed)
+    load = partial(load_summary_prompts, config.query_dataset, tokenizer)
     rows = load()
     held_out_rows = load(split="valid", limit=args.eval_prompts) if args.eval_every else []
 

@@ -26,10 +26,9 @@ PAIRS = Layout(
 _POST = "POST:"
 
 
-def load_summaries(name: str, *, split: str = "train", limit: int | None = None, seed: int = 0) -> list[dict[str, str]]:
+def load_summaries(name: str, *, split: str = "train", limit: int | None = None) -> list[dict[str, str]]:
     """Rows ``{"prompt", "label", "document"}`` of the first ``limit`` rows of a split, in its order.
 
-    Nothing here is drawn at random: ``seed`` is taken because the loaders of all tasks are called alike.
     The prompt ends in "TL;DR:"; rows where it doesn't are left out and counted in the log. The label is the
     reference summary, without white space around it. The document is what a critic is shown: the prompt without its
     ending, and of a Reddit post (SUBREDDIT, TITLE, POST) only the post.
@@ -55,7 +54,6 @@ def load_summary_prompts(
     max_chars: int = 2000,
     max_tokens: int = 500,
     limit: int | None = 20000,
-    seed: int = 0,
 ) -> list[dict[str, Any]]:
     """Rows ``{"query": prompt, "input_ids": list[int], "label", "document"}`` of `load_summaries`.
 
