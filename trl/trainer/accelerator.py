@@ -1,8 +1,12 @@
 """The one place where an `accelerate.Accelerator` is made, with the choices that CPU runs need."""
 
+import atexit
 import importlib.util
 import logging
 import os
+import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -36,7 +40,31 @@ def make_accelerator(
         else:
             kwargs["cpu"] = True
         _warn_of_idle_cores()
-    return Accelerator(**{**kwargs, **(accelerator_kwargs or {})})
+    accelerator = Accelerator(**{**kwargs, **(accelerator_kwargs or {})})
+    if torch.distributed.is_initialized() and torch.distributed.get_backend() == "gloo":
+        atexit.register(_let_gloo_come_to_rest)
+    return accelerator
+
+
+def _let_gloo_come_to_rest(longest: float = 5.0) -> None:
+    """Wait until gloo's threads are idle, so that none is caught by the end of the interpreter.
+
+    A thread lets go of a collective's tensors a moment after the collective was waited for. If it is the last to hold
+    one it needs the interpreter, and where that is already shutting down the thread is ended inside C++ code, which
+    aborts the process: "terminate called without an active exception". DDP keeps the group and its threads alive
+    whatever is destroyed before.
+    """
+    quiet, end = 0, time.monotonic() + longest
+    while quiet < 2 and time.monotonic() < end:  # twice: a thread that waits for the interpreter looks idle once
+        time.sleep(0.02)  # gives the interpreter away
+        quiet = quiet + 1 if _gloo_is_idle() else 0
+
+
+def _gloo_is_idle() -> bool:
+    if not sys.platform.startswith("linux"):
+        return True
+    states = [task.read_text().rsplit(")", 1) for task in Path("/proc/self/task").glob("*/stat")]
+    return all(rest.split()[0] == "S" for name, rest in states if "gloo" in name)
 
 
 def _warn_of_idle_cores() -> None:
