@@ -1,4 +1,4 @@
-"""The memory plan: shared storage once, gradients and moments of what is trained."""
+"""The memory plan of loaded models: shared storage once, gradients and moments of what is trained."""
 
 import torch
 

@@ -1,9 +1,11 @@
-"""What a run needs before it starts: which model sits where, and how many bytes it takes."""
+"""The models of a run that are loaded: which sits where, and how many bytes it takes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 ADAM_BYTES = 8
 """Two fp32 moments per trained parameter."""
@@ -24,7 +26,7 @@ class Placement:
     """Gradients and Adam's moments of the trained parameters."""
 
 
-def memory_plan(models: Mapping[str, nn.Module]) -> list[Placement]:
+def memory_plan(models: "Mapping[str, nn.Module]") -> list[Placement]:
     """The models' places and sizes, in the given order; one row per model."""
     seen: set[int] = set()
     rows = []
@@ -48,7 +50,7 @@ def memory_plan(models: Mapping[str, nn.Module]) -> list[Placement]:
     return rows
 
 
-def memory_table(models: Mapping[str, nn.Module]) -> str:
+def memory_table(models: "Mapping[str, nn.Module]") -> str:
     """`memory_plan` for people, with the total; activations and generation caches come on top."""
     rows = memory_plan(models)
     lines = [f"{'model':<16}{'device':<8}{'dtype':<18}{'parameters':>14}{'shared':>14}{'trained':>14}{'MB':>9}"]
