@@ -40,7 +40,7 @@ def value_network(args: RLHFArgs) -> tuple[RewardModel, torch.optim.Optimizer] |
     except ValueError as error:
         raise SystemExit(f"error: {error}") from None
     rate = args.ppo_config.learning_rate if args.value_learning_rate is None else args.value_learning_rate
-    return model, torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=rate)
+    return model, torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=rate, fused=True)
 
 
 def pretraining_mix(args: RLHFArgs, tokenizer: PreTrainedTokenizerBase) -> PretrainingMix | None:

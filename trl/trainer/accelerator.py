@@ -13,6 +13,8 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, ProjectConfiguration
 
+from trl.cpu_matmul import use_fast_matmul
+
 logger = logging.getLogger(__name__)
 
 
@@ -40,6 +42,7 @@ def make_accelerator(
         else:
             kwargs["cpu"] = True
         _warn_of_idle_cores()
+        use_fast_matmul()
     accelerator = Accelerator(**{**kwargs, **(accelerator_kwargs or {})})
     if torch.distributed.is_initialized() and torch.distributed.get_backend() == "gloo":
         atexit.register(_let_gloo_come_to_rest)

@@ -128,7 +128,7 @@ def _cut(new_tokens: Tensor, eos: Tensor, length: int | None) -> Tensor:
 
 
 class HalfPrecisionCopy:
-    """A half-precision copy of a language model for sampling, refreshed when trained weights have changed.
+    """A half-precision copy of a language model for sampling, with the trained weights as they are at each use.
 
     Autocast would convert every fp32 weight again for every generated token.
     """
@@ -137,19 +137,11 @@ class HalfPrecisionCopy:
         self.source = source
         self.copy = cast(Any, copy.deepcopy(source))
         self.copy.to(dtype).eval().requires_grad_(False)
-        self._seen = self._versions()
 
+    @torch.no_grad()
     def current(self) -> Any:
-        """The copy (a PreTrainedModel), with the source's weights as they are now."""
-        versions = self._versions()
-        if versions != self._seen:
-            with torch.no_grad():
-                for own, original in zip(self.copy.parameters(), self.source.parameters(), strict=True):
-                    if original.requires_grad:
-                        own.copy_(original)
-            self._seen = versions
+        """The copy (a PreTrainedModel). Always refreshed: a fused optimizer leaves tensors' version counters alone."""
+        for own, original in zip(self.copy.parameters(), self.source.parameters(), strict=True):
+            if original.requires_grad:
+                own.copy_(original)
         return self.copy
-
-    def _versions(self) -> list[int]:
-        # torch counts in-place changes of every tensor, whoever makes them
-        return [p._version for p in self.source.parameters() if p.requires_grad]

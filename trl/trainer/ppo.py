@@ -96,12 +96,12 @@ class PPOTrainer:
         self._warn_of_half_precision()
         if optimizer is None:
             trainable = [p for p in model.parameters() if p.requires_grad]
-            optimizer = torch.optim.Adam(trainable, lr=config.learning_rate)
+            optimizer = torch.optim.Adam(trainable, lr=config.learning_rate, fused=True)
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         networks = [(self.model, self.optimizer)]
         if value_model is not None:
             trainable = [p for p in value_model.parameters() if p.requires_grad]
-            value_optimizer = value_optimizer or torch.optim.Adam(trainable, lr=config.learning_rate)
+            value_optimizer = value_optimizer or torch.optim.Adam(trainable, lr=config.learning_rate, fused=True)
             networks.append(self.accelerator.prepare(value_model, value_optimizer))
         self._prepared_value_model = networks[1][0] if value_model is not None else None
         self.lr_scheduler = lr_scheduler  # not prepared: accelerate would step it once per process
@@ -208,7 +208,7 @@ class PPOTrainer:
         if self.value_model is not None:
             self.value_model.eval()
         with self.accelerator.autocast():
-            rollout = self.passes.run(sequences)
+            rollout = self.passes.run(sequences, self.updater.whole_batch())
         passed = time.perf_counter()
         given = scores() if callable(scores) else scores
         if len(given) != len(queries):
@@ -228,7 +228,7 @@ class PPOTrainer:
         targets = Targets(mask, rollout.logprobs, rollout.values, advantages, returns)
 
         updated = time.perf_counter()
-        stats = self.updater.run(sequences, targets, rollout.trunk)
+        stats = self.updater.run(sequences, targets, rollout.trunk, rollout.first_pass)
         ended = time.perf_counter()
         if self.lr_scheduler is not None:
             self.lr_scheduler.step()

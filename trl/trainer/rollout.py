@@ -8,7 +8,7 @@ from typing import cast
 import torch
 import torch.nn.functional as F
 from peft import PeftModel
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from trl.core import entropy_from_logits, kl_penalty, logprobs_from_logits
@@ -77,6 +77,18 @@ class Rollout:
     entropy: Tensor
     trunk: list[Tensor] | None
     """Per sample (T_i, D): hidden states entering the first unshared block, when the trunk is cached."""
+    first_pass: "FirstPass | None" = None
+
+
+@dataclass
+class FirstPass:
+    """The policy's pass over the whole batch with its graph: the rollout's numbers and the first epoch's at once."""
+
+    rows: list[int]
+    logprobs: Tensor
+    """(M,) of all response tokens, row-major in the order of ``rows``."""
+    values: Tensor
+    """(M,)."""
 
 
 class RolloutPasses:
@@ -98,12 +110,17 @@ class RolloutPasses:
         self.caches_trunk = _same_trunk(policy, reference)
 
     @torch.no_grad()
-    def run(self, sequences: Sequences) -> Rollout:
-        """Log-probs, KL, values and entropies of every response token; FloatingPointError if not finite."""
+    def run(self, sequences: Sequences, trained: Sequence[nn.Module] = ()) -> Rollout:
+        """Log-probs, KL, values and entropies of every response token; FloatingPointError if not finite.
+
+        ``trained``: the prepared policy (and value model), in train mode, where one optimizer step takes the whole
+        batch. Their pass then keeps its graph, so that the first epoch needs none of its own.
+        """
         shape = sequences.exists.shape
         out = {name: torch.zeros(shape, device=sequences.device) for name in _FIELDS}
         trunk: list[Tensor] | None = [torch.empty(0)] * len(sequences) if self.caches_trunk else None
-        for rows in sequences.by_length(self.size):
+        first_pass = None
+        for rows in sequences.by_length(len(sequences) if trained else self.size):
             mask = sequences.exists[rows]
             ids, positions, labels = sequences.layout(rows, mask)
             states = None
@@ -111,38 +128,47 @@ class RolloutPasses:
                 states = self.policy.trunk(ids)
                 for row, i in enumerate(rows):
                     trunk[i] = states[row, : len(sequences.inputs(i))].clone()
-            chunk = self._chunk(ids, positions, labels, states)
+            chunk = self._chunk(ids, positions, labels, states, trained)
+            if trained:
+                first_pass = FirstPass(rows, chunk["logprobs"], chunk["values"])
             for name, tensor in out.items():
                 target = torch.zeros(mask.shape, device=sequences.device)
-                target[mask] = chunk[name]
+                target[mask] = chunk[name].detach()
                 tensor[rows] = target
         _check_finite(out, sequences)
-        return Rollout(**out, trunk=trunk)
+        return Rollout(**out, trunk=trunk, first_pass=first_pass)
 
-    def _chunk(self, ids: Tensor, positions: Tensor, labels: Tensor, states: Tensor | None) -> dict[str, Tensor]:
+    def _chunk(
+        self, ids: Tensor, positions: Tensor, labels: Tensor, states: Tensor | None, trained: Sequence[nn.Module]
+    ) -> dict[str, Tensor]:
         """The five statistics of M selected tokens, each (M,)."""
         inputs = {"input_ids": ids} if states is None else {"trunk_states": states}
-        logits, _, values = self.policy(positions=positions, **inputs)
-        if self.value_model is not None:
-            values = self.value_model(ids, positions=positions)
-        logprobs = logprobs_from_logits(logits, labels)
-        entropy = entropy_from_logits(logits)
-        if self.kl_kind == "full":
-            policy_distribution = F.log_softmax(logits.float(), dim=-1)
-        del logits
         with reference_weights(self.policy, self.reference) as reference:
             ref_logits, _, _ = reference(positions=positions, **inputs)
         ref_logprobs = logprobs_from_logits(ref_logits, labels)
         if self.kl_kind == "full":
-            kl = kl_penalty(policy_distribution, F.log_softmax(ref_logits.float(), dim=-1), "full")
+            ref_distribution = F.log_softmax(ref_logits.float(), dim=-1)
+        del ref_logits
+        policy: nn.Module = trained[0] if trained else self.policy
+        value_model: nn.Module | None = self.value_model
+        if value_model is not None and trained:
+            value_model = trained[1]
+        with torch.set_grad_enabled(bool(trained)):
+            logits, _, values = policy(positions=positions, **inputs)
+            if value_model is not None:
+                values = value_model(ids, positions=positions)
+            logprobs = logprobs_from_logits(logits, labels)
+        logits = logits.detach()
+        if self.kl_kind == "full":
+            kl = kl_penalty(F.log_softmax(logits.float(), dim=-1), ref_distribution, "full")
         else:
-            kl = kl_penalty(logprobs, ref_logprobs, self.kl_kind)
+            kl = kl_penalty(logprobs.detach(), ref_logprobs, self.kl_kind)
         return {
             "logprobs": logprobs,
             "ref_logprobs": ref_logprobs,
             "kl": kl,
             "values": values,
-            "entropy": entropy,
+            "entropy": entropy_from_logits(logits),
         }
 
 

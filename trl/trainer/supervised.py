@@ -72,7 +72,7 @@ class SupervisedTrainer(ABC, Generic[R]):
         self.accelerator = make_accelerator(config.log_with, {"mixed_precision": "bf16"} if config.bf16 else None)
         set_seed(config.seed + self.accelerator.process_index)
         trainable = [p for p in model.parameters() if p.requires_grad]
-        optimizer = torch.optim.AdamW(trainable, lr=config.learning_rate, weight_decay=config.weight_decay)
+        optimizer = torch.optim.AdamW(trainable, lr=config.learning_rate, weight_decay=config.weight_decay, fused=True)
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         size = config.batch_size * self.accelerator.num_processes
         epochs = (pack(groups or [[i] for i in range(len(rows))], size, config.seed + e) for e in range(config.epochs))

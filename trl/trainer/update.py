@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from trl.core import logprobs_from_logits, ppo_loss
 from trl.trainer.config import PPOConfig
 from trl.trainer.pretraining import PretrainingMix
-from trl.trainer.rollout import Sequences
+from trl.trainer.rollout import FirstPass, Sequences
 
 logger = logging.getLogger(__name__)
 
@@ -51,14 +51,32 @@ class Updater:
         self.value_model = networks[1][0] if len(networks) > 1 else None
         self._drops_out = any(isinstance(module, nn.Dropout) and module.p > 0 for module in self.model.modules())
 
-    def run(self, sequences: Sequences, targets: Targets, trunk: list[Tensor] | None) -> dict[str, float]:
+    def whole_batch(self) -> list[nn.Module]:
+        """The networks, in train mode, if one optimizer step is one pass over the whole batch; else none.
+
+        Dropout would make the rollout's numbers those of a thinned network.
+        """
+        if self.config.mini_batch_size != self.config.batch_size or self._drops_out:
+            return []
+        self.set_train_mode()
+        return [model for model, _ in self.networks]
+
+    def set_train_mode(self) -> None:
+        """Gradient checkpointing and LoRA dropout act in train mode only; other dropout is off."""
+        for model, _ in self.networks:
+            model.train()
+
+    def run(
+        self, sequences: Sequences, targets: Targets, trunk: list[Tensor] | None, first_pass: FirstPass | None = None
+    ) -> dict[str, float]:
         """Update the policy; returns token-weighted means of `ppo_loss`'s statistics and the counts.
+
+        ``first_pass``, the rollout's own, stands for the first epoch's.
 
         A mini-batch whose mean ratio is above the threshold, or whose ratio or loss is not finite, drops its whole
         optimizer step, on every process: gradients are discarded, and neither parameters nor moments are touched.
         """
-        for model, _ in self.networks:
-            model.train()  # gradient checkpointing and LoRA dropout act in train mode only; other dropout is off
+        self.set_train_mode()
         totals: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64))
         tokens, skipped, steps, stopped = 0.0, 0, 0, False
         self._clear_gradients()  # what the caller left there is no part of this update
@@ -69,8 +87,9 @@ class Updater:
                 if num_tokens == 0:
                     continue
                 outcome, stats = self._accumulate(
-                    sequences, targets, trunk, slices, num_tokens, first=epoch == number == 0
+                    sequences, targets, trunk, slices, num_tokens, first_pass, first=epoch == number == 0
                 )
+                first_pass = None
                 if outcome == "stop":
                     stopped = True
                     break
@@ -114,6 +133,7 @@ class Updater:
         trunk: list[Tensor] | None,
         slices: list[list[int]],
         num_tokens: float,
+        first_pass: FirstPass | None,
         first: bool,
     ) -> tuple[str, dict[str, Tensor]]:
         """Gradients of one optimizer step: ``("ok", stats)``, or ``("skip" | "stop", {})`` with none left."""
@@ -126,7 +146,9 @@ class Updater:
         for k, rows in enumerate(slices):
             last = k == len(slices) - 1
             with nullcontext() if last else self._no_sync():
-                loss, stats, count = self._loss(sequences, targets, trunk, rows, num_tokens)
+                if first_pass is not None:
+                    rows = first_pass.rows
+                loss, stats, count = self._loss(sequences, targets, trunk, rows, num_tokens, first_pass)
                 verdict = self._judge(stats, count, num_tokens, check_first=first and k == 0)
                 if verdict != "ok":
                     self._clear_gradients()
@@ -144,11 +166,37 @@ class Updater:
         trunk: list[Tensor] | None,
         rows: list[int],
         num_tokens: float,
+        first_pass: FirstPass | None,
     ) -> tuple[Tensor, dict[str, Tensor], float]:
         """Loss of one mini-batch as its share of the optimizer step, statistics likewise, its token count."""
         mask = targets.mask[rows]
         if not rows:  # nothing left here, but other processes expect this one to take part
             rows, mask = [0], torch.zeros_like(targets.mask[:1])
+        if first_pass is None:
+            logprobs, values = self._forward(sequences, trunk, rows, mask)
+        else:
+            trained = mask[sequences.exists[rows]]
+            logprobs, values = first_pass.logprobs[trained], first_pass.values[trained]
+        loss, stats = ppo_loss(
+            logprobs,
+            targets.logprobs[rows][mask],
+            values,
+            targets.values[rows][mask],
+            targets.advantages[rows][mask],
+            targets.returns[rows][mask],
+            torch.ones_like(logprobs),
+            cliprange=self.config.cliprange,
+            cliprange_value=self.config.cliprange_value,
+            # a separate network shares no gradient that its loss would have to be weighed against
+            vf_coef=self.config.vf_coef if self.value_model is None else 1.0,
+            num_tokens=num_tokens,
+        )
+        return loss, stats, float(mask.sum())
+
+    def _forward(
+        self, sequences: Sequences, trunk: list[Tensor] | None, rows: list[int], mask: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Log-probs and values (M,) of the tokens that ``mask`` (b, N) chooses."""
         ids, positions, labels = sequences.layout(rows, mask)
         if trunk is None:
             logits, _, values = self.model(input_ids=ids, positions=positions)
@@ -157,21 +205,7 @@ class Updater:
             logits, _, values = self.model(trunk_states=states, positions=positions)
         if self.value_model is not None:
             values = self.value_model(ids, positions=positions)
-        loss, stats = ppo_loss(
-            logprobs_from_logits(logits, labels),
-            targets.logprobs[rows][mask],
-            values,
-            targets.values[rows][mask],
-            targets.advantages[rows][mask],
-            targets.returns[rows][mask],
-            torch.ones_like(labels),
-            cliprange=self.config.cliprange,
-            cliprange_value=self.config.cliprange_value,
-            # a separate network shares no gradient that its loss would have to be weighed against
-            vf_coef=self.config.vf_coef if self.value_model is None else 1.0,
-            num_tokens=num_tokens,
-        )
-        return loss, stats, float(mask.sum())
+        return logprobs_from_logits(logits, labels), values
 
     def _judge(self, stats: dict[str, Tensor], count: float, num_tokens: float, check_first: bool) -> str:
         """The fate of a mini-batch, "ok", "skip" or "stop", from means over all processes: the same on each."""
