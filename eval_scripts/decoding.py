@@ -53,7 +53,8 @@ def main(args: Args) -> None:
     # 1. prompts
     import numpy as np
 
-    from trl.generation import Sampling, batch_seed, load_causal_lm, sample_continuations
+    from trl.fingerprint import model_version
+    from trl.generation import Sampling, batch_seed, count_cut, load_causal_lm, sample_continuations
 
     rows = read_prompts(args.prompts_file)
     if len(rows) > args.sample_size:
@@ -70,9 +71,10 @@ def main(args: Args) -> None:
             top_k=args.top_k,
             num_return=args.num_returns,
         )
-    except ValueError as error:  # settings that contradict each other
+        model, tokenizer = load_causal_lm(args.lm_dir)
+        cut = count_cut(model, tokenizer, [row["prompt"]["text"] for row in rows], sampling)
+    except ValueError as error:  # settings that contradict each other or the model
         sys.exit(f"error: {error}")
-    model, tokenizer = load_causal_lm(args.lm_dir)
 
     # 3. generate, chunk by chunk
     def process(index: int, chunk: list[Row]) -> list[Row]:
@@ -82,19 +84,19 @@ def main(args: Args) -> None:
             {**row, "generations": [{"text": text} for text in group]} for row, group in zip(chunk, texts, strict=True)
         ]
 
-    settings = {"script": "decoding", "lm_dir": args.lm_dir, **asdict(sampling)}
+    settings = {"script": "decoding", "lm_dir": args.lm_dir, "version": model_version(args.lm_dir), **asdict(sampling)}
     settings |= {"batch_size": args.batch_size, "seed": args.seed}
     results = run_resumable(rows, args.output_file, process, settings=settings, chunk_size=args.batch_size)
 
     # 4. result
     lengths = [len(item["text"].split()) for row in results for item in row["generations"]]
-    summary = {"model": args.lm_dir, "prompts": len(results), "generations": len(lengths)}
+    summary = {"model": args.lm_dir, "prompts": len(results), "prompts_cut": cut, "generations": len(lengths)}
     summary |= {"empty": lengths.count(0), "mean_words": float(np.mean(lengths))}
     print(dump_line({**summary, "output_file": str(args.output_file)}))
 
 
 if __name__ == "__main__":
     try:
-        main(tyro.cli(Args, description=__doc__))
+        main(tyro.cli(Args, use_underscores=True, description=__doc__))
     except (BuiltinError, DataFileError, OSError) as error:
         sys.exit(f"error: {error}")

@@ -38,12 +38,14 @@ def main(args: Args) -> None:
     # 1. texts, model
     import numpy as np
 
+    from trl.fingerprint import model_version
     from trl.generation import load_causal_lm
     from trl.metrics import (
         ContinuationNLL,
         bootstrap_interval,
         continuation_nll,
         distinct_n,
+        perplexity_intervals,
         perplexity_summary,
     )
 
@@ -61,7 +63,7 @@ def main(args: Args) -> None:
         each = iter(items)
         return [{**row, "generations": [next(each) for _ in row["generations"]]} for row in chunk]
 
-    settings = {"script": "eval_perplexity_dist", "model": args.model}
+    settings = {"script": "eval_perplexity_dist", "model": args.model, "version": model_version(args.model)}
     results = run_resumable(rows, args.output_file, process, settings=settings, chunk_size=PROMPTS_PER_CHUNK)
 
     # 3. result
@@ -79,12 +81,14 @@ def main(args: Args) -> None:
         if defined.size:
             entry |= bootstrap_interval(defined)._asdict()
         distinct[f"dist-{n}"] = entry
+    prompt_of = np.repeat(np.arange(len(results)), [len(row["generations"]) for row in results])
+    perplexity = {**perplexity_summary(scores), "intervals": perplexity_intervals(scores, prompt_of)}
     summary = {"generations_file": str(args.generations_file), "model": args.model, "prompts": len(results)}
-    print(dump_line({**summary, "perplexity": perplexity_summary(scores), **distinct}))
+    print(dump_line({**summary, "perplexity": perplexity, **distinct, "output_file": str(args.output_file)}))
 
 
 if __name__ == "__main__":
     try:
-        main(tyro.cli(Args, description=__doc__))
+        main(tyro.cli(Args, use_underscores=True, description=__doc__))
     except (BuiltinError, DataFileError, OSError) as error:
         sys.exit(f"error: {error}")

@@ -48,15 +48,20 @@ class Args:
 
 def main(args: Args) -> None:
     # 1. prompts, model, classifiers
-    from trl.generation import Sampling, batch_seed, load_causal_lm, sample_continuations
+    from trl.fingerprint import model_version
+    from trl.generation import Sampling, batch_seed, count_cut, load_causal_lm, sample_continuations
     from trl.rewards.classifiers import load_classifier
 
     if not args.classifier_path:
         sys.exit("error: --classifier_path needs at least one name")
     rows = read_prompts(args.prompts)
-    sampling = Sampling(max_new_tokens=args.max_new_tokens, top_p=args.top_p, num_return=args.num_return)
-    model, tokenizer = load_causal_lm(args.model)
-    classifiers = {name: load_classifier(name) for name in args.classifier_path}
+    try:
+        sampling = Sampling(max_new_tokens=args.max_new_tokens, top_p=args.top_p, num_return=args.num_return)
+        model, tokenizer = load_causal_lm(args.model)
+        cut = count_cut(model, tokenizer, [row["prompt"]["text"] for row in rows], sampling)
+        classifiers = {name: load_classifier(name) for name in args.classifier_path}
+    except ValueError as error:  # settings that contradict each other or the model, or no label that means positive
+        sys.exit(f"error: {error}")
 
     # 2. continue and classify, chunk by chunk
     def process(index: int, chunk: list[Row]) -> list[Row]:
@@ -75,6 +80,7 @@ def main(args: Args) -> None:
 
     settings = {"script": "eval_sentiment_sst", "model": args.model, **asdict(sampling)}
     settings |= {"classifier_path": args.classifier_path, "seed": args.seed}
+    settings |= {"versions": [model_version(name) for name in (args.model, *args.classifier_path)]}
     results = run_resumable(rows, args.output_file, process, settings=settings, chunk_size=PROMPTS_PER_BATCH)
 
     # 3. result
@@ -82,6 +88,7 @@ def main(args: Args) -> None:
     summary = {
         "model": args.model,
         "prompts": len(results),
+        "prompts_cut": cut,
         "generations": len(texts),
         "empty": sum(not text.strip() for text in texts),
         "classifiers": {name: positive_interval(results, name, args.seed) for name in args.classifier_path},
@@ -90,8 +97,11 @@ def main(args: Args) -> None:
     print(dump_line(summary))
 
 
-def positive_interval(results: list[dict], name: str, seed: int) -> dict[str, float | int]:
-    """Mean over prompts of the share positive with its 95 % bootstrap interval; empty texts have no say."""
+def positive_interval(results: list[dict], name: str, seed: int) -> dict[str, float | int | None]:
+    """Mean over prompts of the share positive with its 95 % bootstrap interval; empty texts have no say.
+
+    None where every continuation is empty.
+    """
     import numpy as np
 
     from trl.metrics import bootstrap_interval, share_positive
@@ -99,13 +109,13 @@ def positive_interval(results: list[dict], name: str, seed: int) -> dict[str, fl
     shares = share_positive([[item[name] for item in row["generations"] if item[name] is not None] for row in results])
     judged = shares[~np.isnan(shares)]
     if not judged.size:
-        raise ValueError("every continuation is empty: there is nothing to classify")
+        return {"share_positive": None, "low": None, "high": None, "prompts": 0}
     mean, low, high = bootstrap_interval(judged, seed=seed)
     return {"share_positive": mean, "low": low, "high": high, "prompts": len(judged)}
 
 
 if __name__ == "__main__":
     try:
-        main(tyro.cli(Args, description=__doc__))
+        main(tyro.cli(Args, use_underscores=True, description=__doc__))
     except (BuiltinError, DataFileError, OSError) as error:
         sys.exit(f"error: {error}")

@@ -13,7 +13,6 @@ and for texts that failed for a passing reason.
 
 import hashlib
 import math
-import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -29,7 +28,7 @@ if vars(trl).get("DISTRIBUTION") != "relc":
     sys.exit(f"'trl' from {trl.__path__[0]} is not relc's: pip uninstall trl, then pip install -e . here")
 
 from trl.builtin import BuiltinError
-from trl.jsonl import DataFileError, Row, cut_torn_line, dump_line, open_for_append, read_jsonl, read_prompts, strict
+from trl.jsonl import DataFileError, Row, dump_line, read_jsonl, read_prompts, replace_file, sole_writer, strict
 
 if TYPE_CHECKING:
     from trl.rewards.perspective import Analysis
@@ -102,7 +101,8 @@ def main(args: Args) -> None:
         "output_file": str(args.output_file),
     }
     lines = [scored_row(row, group, names) for row, group in zip(rows, groups, strict=True)]
-    write_whole(args.output_file, lines if args.save_scores else [summary])
+    content = lines if args.save_scores else [summary]
+    replace_file(args.output_file, "".join(dump_line(row) + "\n" for row in content))
     print(dump_line(summary))
 
 
@@ -121,37 +121,40 @@ def score_texts(args: Args, texts: list[str], scores_file: Path) -> dict[str, Ro
     """``{"scores": {name: number or None}, "error"}`` of every text, from the file or else from the scorer."""
     from tqdm import tqdm
 
-    scores_file.parent.mkdir(parents=True, exist_ok=True)
-    cut_torn_line(scores_file)
-    known = {row["key"]: row for row in read_jsonl(scores_file)} if scores_file.exists() else {}
-    keys = {text: score_key(args, text) for text in texts}
-    verdicts = {text: known[key] for text, key in keys.items() if key in known}
+    keys = score_keys(args, texts)
     failures = 0
-    with (
-        open_for_append(scores_file) as file,
-        tqdm(total=len(texts), initial=len(verdicts), unit="text", desc=scores_file.name) as progress,
-    ):
-        for text, analysis in ask(args, texts, done=set(verdicts)):
-            row = strict({"key": keys[text], "text": text, "scores": analysis.scores, "error": analysis.error})
-            if not analysis.transient:
-                file.write(dump_line(row) + "\n")
-                file.flush()
-            verdicts[text] = row
-            progress.update()
-            failures = failures + 1 if analysis.transient else 0
-            if failures == MOST_FAILURES_IN_A_ROW:
-                sys.exit(
-                    f"error: {failures} texts in a row got no score ({analysis.error}). All scores so far are in "
-                    f"{scores_file}; give the same command again to go on"
-                )
+    with sole_writer(scores_file) as file:
+        known = {row["key"]: row for row in read_jsonl(scores_file)}
+        verdicts = {text: known[key] for text, key in keys.items() if key in known}
+        with tqdm(total=len(texts), initial=len(verdicts), unit="text", desc=scores_file.name) as progress:
+            for text, analysis in ask(args, texts, done=set(verdicts)):
+                row = strict({"key": keys[text], "text": text, "scores": analysis.scores, "error": analysis.error})
+                if not analysis.transient:
+                    file.write(dump_line(row) + "\n")
+                    file.flush()
+                verdicts[text] = row
+                progress.update()
+                failures = failures + 1 if analysis.transient else 0
+                if failures == MOST_FAILURES_IN_A_ROW:
+                    sys.exit(
+                        f"error: {failures} texts in a row got no score ({analysis.error}). All scores so far are in "
+                        f"{scores_file}; give the same command again to go on"
+                    )
     return verdicts
 
 
-def score_key(args: Args, text: str) -> str:
-    """The SHA-256 of everything that a score depends on."""
-    parts: list[Any] = [args.scorer, text]
+def score_keys(args: Args, texts: list[str]) -> dict[str, str]:
+    """For every text the SHA-256 of everything that its score depends on."""
     if args.scorer == "perspective":
-        parts += [args.toxicity_endpoint, args.languages]
+        common: list[Any] = [args.toxicity_endpoint, args.languages]
+    else:
+        from trl.fingerprint import model_version
+
+        common = [model_version(args.scorer)]
+    return {text: key_of([args.scorer, text, *common]) for text in texts}
+
+
+def key_of(parts: list[Any]) -> str:
     return hashlib.sha256(dump_line(parts).encode(errors="backslashreplace")).hexdigest()
 
 
@@ -239,18 +242,8 @@ def scored_row(row: Row, verdicts: list[Row], names: list[str]) -> Row:
     return {**row, "generations": items}
 
 
-def write_whole(path: Path, rows: list[Row]) -> None:
-    """All rows or nothing: the old file stays until the new one is on disk."""
-    part = path.with_name(path.name + ".part")
-    with part.open("w", encoding="utf-8", errors="backslashreplace") as file:
-        file.writelines(dump_line(row) + "\n" for row in rows)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
-
-
 if __name__ == "__main__":
     try:
-        main(tyro.cli(Args, description=__doc__))
+        main(tyro.cli(Args, use_underscores=True, description=__doc__))
     except (BuiltinError, DataFileError, OSError) as error:
         sys.exit(f"error: {error}")

@@ -5,12 +5,13 @@
         --output_max_length 50 --batch_size 20 --rw_batch_size 20
 
 Every sample is a row of SAVE_PATH: pred, truth, post, pref_score, rouge1, rouge2, rougeL, rougeLsum (F1 x 100, stemmed;
-the summary, the human one, the prompt; a score that there is not is an empty cell).
+the summary, the human one, the prompt; a score that there is not is an empty cell). A post that is too long for the
+model loses its beginning, which the result counts.
 Finished batches are kept in SAVE_PATH.rows.jsonl: interrupted runs continue when the same command is given again.
 """
 
 import csv
-import os
+import io
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -25,11 +26,9 @@ if vars(trl).get("DISTRIBUTION") != "relc":
     sys.exit(f"'trl' from {trl.__path__[0]} is not relc's: pip uninstall trl, then pip install -e . here")
 
 from trl.builtin import BuiltinError
-from trl.jsonl import DataFileError, Row, dump_line, run_resumable
+from trl.jsonl import DataFileError, Row, dump_line, replace_file, run_resumable
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
     from trl.rewards.rouge import RougeKind
 
 MEASURES: tuple["RougeKind", ...] = ("rouge1", "rouge2", "rougeL", "rougeLsum")
@@ -80,16 +79,18 @@ def main(args: Args) -> None:
 
     # 1. model and posts
     from trl.data.summarization import answer
-    from trl.generation import Sampling, batch_seed, load_causal_lm, sample_continuations
+    from trl.fingerprint import model_version
+    from trl.generation import Sampling, batch_seed, count_cut, load_causal_lm, sample_continuations
     from trl.rewards import RougeReward
 
+    rows = posts(args)
     try:
         lengths = {"max_new_tokens": args.output_max_length, "min_new_tokens": args.output_min_length}
         sampling = Sampling(**lengths, do_sample=args.do_sample)
+        model, tokenizer = load_causal_lm(args.model_name)
+        cut = count_cut(model, tokenizer, [row["prompt"] for row in rows], sampling)
     except ValueError as error:
         sys.exit(f"error: {error}")
-    model, tokenizer = load_causal_lm(args.model_name)
-    rows, left_out = posts(args, model, tokenizer)
 
     # 2. summaries and their scores, chunk by chunk
     measures = {name: RougeReward(name) for name in MEASURES}
@@ -107,34 +108,31 @@ def main(args: Args) -> None:
     settings = {"script": "summ_eval", "model_name": args.model_name, **asdict(sampling)}
     settings |= {"reward_model_ckpt_path": args.reward_model_ckpt_path, "batch_size": args.batch_size}
     settings |= {"reward_model_config": args.reward_model_config, "seed": args.seed}
+    settings |= {"versions": [model_version(n) for n in (args.model_name, args.reward_model_ckpt_path) if n]}
     results = run_resumable(rows, rows_file, process, settings=settings, chunk_size=args.batch_size, unit="post")
 
     # 3. result
     write_csv(args.save_path, results)
     summary: Row = {"model": args.model_name, "dataset": args.dataset, "split": args.split}
-    summary |= {"samples": len(results), "left_out": left_out, "empty": sum(not row["pred"] for row in results)}
+    summary |= {"samples": len(results), "posts_cut": cut, "empty": sum(not row["pred"] for row in results)}
     summary |= {"mean_words": sum(len(row["pred"].split()) for row in results) / len(results)}
     summary |= {name: interval(results, name, args.seed) for name in ("pref_score", *MEASURES)}
     print(dump_line({**summary, "save_path": str(args.save_path)}))
 
 
-def posts(args: Args, model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> tuple[list[Row], int]:
-    """Rows with prompt and label, and how many are too long for the model and were left out."""
+def posts(args: Args) -> list[Row]:
+    """Rows with prompt and label: the same for every model, also for one that can't read all of a long post."""
     import numpy as np
 
     from trl.data.summarization import load_summaries
-    from trl.metrics import position_limit
 
-    given = load_summaries(args.dataset, split=args.split)
-    longest = position_limit(model) - args.output_max_length
-    ids = tokenizer([row["prompt"] for row in given], verbose=False)["input_ids"]
-    rows = [row for row, prompt in zip(given, ids, strict=True) if len(prompt) <= longest]
+    rows = load_summaries(args.dataset, split=args.split)
     if not rows:
-        raise DataFileError(f"{args.dataset}: no prompt leaves the model room for {args.output_max_length} tokens")
+        raise DataFileError(f"{args.dataset} ({args.split}) has no post to sum up")
     if len(rows) > args.num_samples_to_eval:
         chosen = np.random.default_rng(args.seed).choice(len(rows), args.num_samples_to_eval, replace=False)
-        return [rows[index] for index in sorted(chosen)], len(given) - len(rows)
-    return rows, len(given) - len(rows)
+        return [rows[index] for index in sorted(chosen)]
+    return rows
 
 
 def load_preference(args: Args) -> Preference:
@@ -163,16 +161,13 @@ def load_preference(args: Args) -> Preference:
 
 
 def write_csv(path: Path, rows: list[Row]) -> None:
-    """All rows or nothing: an older file stays until the new one is on disk. No score is an empty cell."""
-    part = path.with_name(path.name + ".part")
-    with part.open("w", encoding="utf-8", newline="", errors="backslashreplace") as file:
-        # with "\n" as the end of a row, a carriage return in a text would not be quoted, and end a row for readers
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\r\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
+    """All rows or nothing. No score is an empty cell."""
+    table = io.StringIO(newline="")
+    # with "\n" as the end of a row, a carriage return in a text would not be quoted, and end a row for readers
+    writer = csv.DictWriter(table, COLUMNS, lineterminator="\r\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    replace_file(path, table.getvalue())
 
 
 def interval(rows: list[Row], name: str, seed: int) -> Row | None:
@@ -185,6 +180,6 @@ def interval(rows: list[Row], name: str, seed: int) -> Row | None:
 
 if __name__ == "__main__":
     try:
-        main(tyro.cli(Args, description=__doc__))
+        main(tyro.cli(Args, use_underscores=True, description=__doc__))
     except (BuiltinError, DataFileError, OSError) as error:
         sys.exit(f"error: {error}")

@@ -7,7 +7,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from tests.test_metrics import byte_level_tokenizer, tiny_gpt2
 from trl.critic.generate import greedy_replies
-from trl.generation import Sampling, batch_seed, sample_continuations
+from trl.generation import Sampling, batch_seed, count_cut, sample_continuations
 from trl.trainer.generation import sample
 
 PROMPTS = ["the film", "I", "the plot was dull and the acting"]
@@ -127,10 +127,40 @@ def test_what_cannot_work_is_refused() -> None:
         Sampling(min_new_tokens=30)
     with pytest.raises(ValueError, match="top_p"):
         Sampling(top_p=0.0)
-    with pytest.raises(ValueError, match="no BOS token"):
-        sample_continuations(model, tokenizer, [""], Sampling(), seed=0)
     with pytest.raises(ValueError, match="64 positions"):
-        sample_continuations(model, tokenizer, ["x" * 60], Sampling(), seed=0)
+        sample_continuations(model, tokenizer, ["x"], Sampling(max_new_tokens=64), seed=0)
+    tokenizer.eos_token = None
+    with pytest.raises(ValueError, match="no BOS or EOS token"):
+        sample_continuations(model, tokenizer, [""], Sampling(), seed=0)
+
+
+def test_a_prompt_without_room_loses_its_beginning_and_is_counted() -> None:
+    tokenizer = byte_level_tokenizer()
+    model = tiny_gpt2(len(tokenizer))
+    greedy = Sampling(max_new_tokens=20, min_new_tokens=20, do_sample=False)
+    long = "the film was dull " * 30 + "the acting"
+    ids = tokenizer(long)["input_ids"]
+    assert len(ids) > 44
+    kept = tokenizer.decode(ids[-44:])  # 64 positions less 20
+    assert sample_continuations(model, tokenizer, [long, "I"], greedy, seed=0) == sample_continuations(
+        model, tokenizer, [kept, "I"], greedy, seed=0
+    )
+    assert count_cut(model, tokenizer, [long, kept, "I", ""], greedy) == 1
+
+
+def test_a_cut_prompt_keeps_its_bos_and_an_empty_one_starts_with_a_special_token() -> None:
+    tokenizer = metaspace_tokenizer()
+    model = tiny_gpt2(len(tokenizer), positions=8)
+    greedy = Sampling(max_new_tokens=3, min_new_tokens=3, do_sample=False)
+    texts = sample_continuations(model, tokenizer, ["the film was the film was I", "was the film was"], greedy, seed=0)
+    short = sample_continuations(model, tokenizer, ["the film was I"], greedy, seed=0)  # BOS and 4 of 5 fit
+    assert len(tokenizer("the film was I")["input_ids"]) == 5
+    assert texts[0] == short[0]
+
+    byte_level = byte_level_tokenizer()
+    model = tiny_gpt2(len(byte_level))
+    from_eos = sample_continuations(model, byte_level, [byte_level.eos_token], greedy, seed=0)
+    assert sample_continuations(model, byte_level, [""], greedy, seed=0) == from_eos
 
 
 def test_the_head_never_reads_a_tensor_for_which_its_weights_are_copied() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trl.jsonl import DataFileError, Row, read_jsonl, read_prompts, run_resumable
+from trl.jsonl import DataFileError, Row, read_jsonl, read_prompts, run_resumable, sole_writer
 
 ROWS = [{"prompt": {"text": f"prompt {index} é\u2028"}} for index in range(11)]
 
@@ -90,3 +90,21 @@ def test_a_hand_made_file_without_last_newline_keeps_its_last_row(tmp_path: Path
     path.write_text("")
     with pytest.raises(DataFileError, match="empty"):
         read_prompts(path)
+
+
+def test_a_kill_while_settings_are_written_leaves_a_job_that_can_be_continued(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    whole = run(path, [])
+    # what a kill in the middle of the second run's start may leave: the first run's files and a torn working file
+    (tmp_path / "out.jsonl.settings.json.part").write_text('{"se')
+    assert run(path, []) == whole
+    path.unlink()
+    assert run(path, []) == whole
+
+
+def test_two_processes_do_not_write_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    with sole_writer(path), pytest.raises(DataFileError, match="another process"):
+        run(path, [])
+    assert path.read_bytes() == b""
+    assert len(run(path, [])) == 11

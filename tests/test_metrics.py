@@ -13,6 +13,7 @@ from trl.metrics import (
     bootstrap_interval,
     continuation_nll,
     distinct_n,
+    perplexity_intervals,
     perplexity_summary,
     share_positive,
 )
@@ -179,4 +180,34 @@ def test_summary_counts_what_it_leaves_out() -> None:
     assert summary["mean"] == pytest.approx((2 + 8 + 2e4) / 3)
     assert summary["median"] == pytest.approx(8.0)
     assert summary["corpus"] == pytest.approx(math.exp(scores.nll.sum() / 6))
-    assert (summary["dropped"], summary["empty"], summary["continuations"]) == (1, 1, 4)
+    assert (summary["dropped"], summary["empty"], summary["undefined"], summary["continuations"]) == (1, 1, 0, 4)
+    broken = ContinuationNLL(nll=np.array([math.log(2) * 3, math.nan]), tokens=np.array([3, 2]))
+    summary = perplexity_summary(broken)
+    assert summary["mean"] == summary["corpus"] == pytest.approx(2.0)
+    assert (summary["dropped"], summary["empty"], summary["undefined"], summary["continuations"]) == (0, 0, 1, 2)
+
+
+def test_perplexity_intervals_resample_whole_prompts() -> None:
+    draw = np.random.default_rng(3)
+    prompt_of = np.sort(draw.integers(0, 12, 60))
+    tokens = draw.integers(0, 4, 60)  # some empty
+    scores = ContinuationNLL(nll=draw.gamma(9.0, 0.6, 60) * tokens, tokens=tokens)
+    got = perplexity_intervals(scores, prompt_of, cap=400.0, resamples=200, seed=5)
+
+    values = scores.perplexity
+    for name, keep in (("", ~np.isnan(values)), ("_capped", values < 400.0)):
+        owners = np.unique(prompt_of[~np.isnan(values)], return_inverse=True)[1][keep[~np.isnan(values)]]
+        kept, generator = values[keep], np.random.default_rng(5)
+        pools = [
+            np.concatenate(
+                [kept[owners == owner] for owner in generator.integers(0, owners.max() + 1, owners.max() + 1)]
+            )
+            for _ in range(200)
+        ]
+        for statistic in (np.mean, np.median):
+            low, high = np.quantile([statistic(pool) for pool in pools], [0.025, 0.975])
+            assert got[statistic.__name__ + name] == pytest.approx({"low": low, "high": high})
+            assert low < statistic(kept) < high
+    assert 0 < (values >= 400.0).sum() < 60
+    nothing = ContinuationNLL(nll=np.zeros(2), tokens=np.zeros(2, dtype=np.int64))
+    assert perplexity_intervals(nothing, np.array([0, 1]))["mean"] is None

@@ -71,17 +71,13 @@ def sample_continuations(
     it was. Texts are what the new tokens add to the prompt (a leading space is kept), without special
     tokens; a continuation that ends at once is "".
 
-    Raises ValueError when a prompt is empty and the tokenizer has no BOS to start from, or when prompt and
-    continuation don't fit in the model's positions.
+    A prompt that leaves no room for the continuation in the model's positions loses its beginning (`count_cut`
+    says how many do). Raises ValueError when there is no room for any prompt, or when a prompt is empty and the
+    tokenizer has no special token to start from.
     """
-    ids = [_prompt_ids(tokenizer, prompt) for prompt in prompts]
+    room = prompt_room(model, sampling)
+    ids = [_cut_left(_prompt_ids(tokenizer, prompt), room, tokenizer.bos_token_id) for prompt in prompts]
     width = max(map(len, ids))
-    positions = position_limit(model)
-    if width + sampling.max_new_tokens > positions:
-        raise ValueError(
-            f"a prompt of {width} tokens and {sampling.max_new_tokens} new ones exceed the model's "
-            f"{positions} positions; shorten the prompt or the continuation"
-        )
     eos = eos_ids(model, tokenizer)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (eos[0] if eos else 0)
     input_ids = torch.full((len(ids), width), pad)  # (P, Q)
@@ -120,6 +116,32 @@ def sample_continuations(
     return [texts[i : i + sampling.num_return] for i in range(0, len(texts), sampling.num_return)]
 
 
+def prompt_room(model: "PreTrainedModel", sampling: Sampling) -> int:
+    """The most prompt tokens that leave room for the continuation. Raises ValueError where that is none."""
+    positions = position_limit(model)
+    if sampling.max_new_tokens >= positions:
+        raise ValueError(
+            f"{sampling.max_new_tokens} new tokens leave a prompt no room in the model's {positions} positions; ask "
+            "for fewer"
+        )
+    return positions - sampling.max_new_tokens
+
+
+def count_cut(
+    model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", prompts: Sequence[str], sampling: Sampling
+) -> int:
+    """How many prompts `sample_continuations` cuts; raises what it would, before a long job has begun."""
+    room = prompt_room(model, sampling)
+    return sum(len(_prompt_ids(tokenizer, prompt)) > room for prompt in prompts)
+
+
+def _cut_left(ids: list[int], room: int, bos: int | None) -> list[int]:
+    """The last ``room`` ids; a BOS token at the start stays."""
+    if len(ids) <= room:
+        return ids
+    return [bos, *ids[len(ids) - room + 1 :]] if ids[0] == bos is not None and room > 1 else ids[-room:]
+
+
 def batch_seed(seed: int, batch: int) -> int:
     """A seed for one batch of a longer job, so that a resumed job draws what an uninterrupted one would."""
     return int(np.random.SeedSequence([seed, batch]).generate_state(1, np.uint64)[0] >> np.uint64(1))
@@ -131,9 +153,10 @@ def _prompt_ids(tokenizer: "PreTrainedTokenizerBase", prompt: str) -> list[int]:
         ids = ids[:-1]  # some tokenizers close every text; a prompt must stay open
     if ids:
         return ids
-    if tokenizer.bos_token_id is None:
-        raise ValueError("cannot continue an empty prompt: this tokenizer has no BOS token to start from")
-    return [tokenizer.bos_token_id]
+    start = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+    if start is None:
+        raise ValueError("cannot continue an empty prompt: this tokenizer has no BOS or EOS token to start from")
+    return [start]
 
 
 def eos_ids(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase") -> list[int]:

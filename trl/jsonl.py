@@ -5,10 +5,13 @@ accepts). A process killed while writing leaves at most one line without its new
 readers ignore that line and writers cut it off before they append.
 """
 
+import fcntl
 import hashlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from numbers import Integral
 from pathlib import Path
 from typing import Any, SupportsFloat, TextIO
@@ -110,6 +113,32 @@ def open_for_append(path: Path) -> TextIO:
     return path.open("a", encoding="utf-8", errors="backslashreplace")
 
 
+@contextmanager
+def sole_writer(path: Path) -> Iterator[TextIO]:
+    """``path`` open to append, its torn last line cut off, and locked against other processes until the end.
+
+    Raises DataFileError where another process holds it: two runs of one command would mix their lines.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open_for_append(path) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DataFileError(f"{path} is being written by another process; wait for its end or stop it") from None
+        cut_torn_line(path)
+        yield file
+
+
+def replace_file(path: Path, content: str) -> None:
+    """Write a file all or nothing: an older one stays until the new one is on disk. Line ends are kept as they are."""
+    part = path.with_name(path.name + ".part")
+    with part.open("w", encoding="utf-8", newline="", errors="backslashreplace") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
 def cut_torn_line(path: Path) -> None:
     """Remove what follows the last newline, so that the next append starts a line of its own."""
     if not path.exists():
@@ -136,23 +165,19 @@ def run_resumable(
     beside the output in ``<output_file>.settings.json``.
 
     Returns all output rows, one per input row. Raises DataFileError when the file on disk belongs to other
-    settings or to other input rows.
+    settings or to other input rows, or when another process is writing it.
     """
-    output_file.parent.mkdir(parents=True, exist_ok=True)
-    cut_torn_line(output_file)
     digest = hashlib.sha256("".join(map(dump_line, rows)).encode(errors="backslashreplace")).hexdigest()
     wanted = strict({**settings, "input_sha256": digest})
-    done = _finished_rows(len(rows), output_file, wanted, chunk_size)
-    with (
-        open_for_append(output_file) as file,
-        tqdm(total=len(rows), initial=done, unit=unit, desc=output_file.name) as progress,
-    ):
-        for start in range(done, len(rows), chunk_size):
-            chunk = list(rows[start : start + chunk_size])
-            results = process(start // chunk_size, chunk)
-            file.write("".join(dump_line(row) + "\n" for row in results))
-            file.flush()
-            progress.update(len(chunk))
+    with sole_writer(output_file) as file:
+        done = _finished_rows(len(rows), output_file, wanted, chunk_size)
+        with tqdm(total=len(rows), initial=done, unit=unit, desc=output_file.name) as progress:
+            for start in range(done, len(rows), chunk_size):
+                chunk = list(rows[start : start + chunk_size])
+                results = process(start // chunk_size, chunk)
+                file.write("".join(dump_line(row) + "\n" for row in results))
+                file.flush()
+                progress.update(len(chunk))
     return read_jsonl(output_file)
 
 
@@ -174,7 +199,8 @@ def _finished_rows(total: int, output_file: Path, settings: Mapping[str, Any], c
                 f"{output_file} was made with other settings ({differences}); "
                 "choose another output file, remove it, or repeat the old settings"
             )
-    settings_file.write_text(json.dumps(settings, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    if not lines:
+        replace_file(settings_file, json.dumps(settings, indent=1, ensure_ascii=False) + "\n")
     whole = min(len(lines), total) if len(lines) >= total else len(lines) // chunk_size * chunk_size
     with output_file.open("ab") as file:
         file.truncate(sum(map(len, lines[:whole])))

@@ -90,22 +90,71 @@ def perplexity_summary(scores: ContinuationNLL, cap: float = PERPLEXITY_CAP) -> 
     """Mean and median over continuations, with and without the cap, and what was left out.
 
     ``dropped`` counts continuations at or above the cap (left out of ``*_capped`` only), ``empty`` those
-    without a scored token (left out everywhere). ``corpus`` is exp(total NLL / total tokens).
+    without a scored token and ``undefined`` those whose likelihood is not a number (both left out everywhere).
+    ``corpus`` is exp(total NLL / total tokens).
     """
+    undefined = np.isnan(scores.nll)
     values = scores.perplexity
     values = values[~np.isnan(values)]
     below = values[values < cap]
-    total = int(scores.tokens.sum())
+    total = int(scores.tokens[~undefined].sum())
     return {
         "mean_capped": float(below.mean()) if below.size else math.nan,
         "median_capped": float(np.median(below)) if below.size else math.nan,
         "mean": float(values.mean()) if values.size else math.nan,
         "median": float(np.median(values)) if values.size else math.nan,
-        "corpus": math.exp(min(float(scores.nll.sum()) / total, 700.0)) if total else math.nan,
+        "corpus": math.exp(min(float(scores.nll[~undefined].sum()) / total, 700.0)) if total else math.nan,
         "dropped": int((values >= cap).sum()),
         "empty": int((scores.tokens == 0).sum()),
+        "undefined": int((undefined & (scores.tokens > 0)).sum()),
         "continuations": len(scores.tokens),
     }
+
+
+def perplexity_intervals(
+    scores: ContinuationNLL,
+    prompt_of: NDArray[np.int64],
+    cap: float = PERPLEXITY_CAP,
+    *,
+    resamples: int = 2000,
+    seed: int = 0,
+) -> dict[str, dict[str, float] | None]:
+    """95 % bootstrap intervals of `perplexity_summary`'s means and medians; whole prompts are resampled.
+
+    The continuations of one prompt are alike, so they are no independent units (Davison & Hinkley 1997, §3.8).
+    ``prompt_of``: the prompt's index of each continuation, (N,). None where nothing was scored.
+    """
+    values = scores.perplexity
+    kept = ~np.isnan(values)
+    prompts = np.unique(prompt_of[kept], return_inverse=True)[1]
+    order = np.argsort(values[kept])
+    ordered, owners = values[kept][order], prompts[order]  # sorted, so that a weighted median is a search
+    result: dict[str, dict[str, float] | None] = {}
+    for suffix, count in (("_capped", int(np.searchsorted(ordered, cap))), ("", len(ordered))):
+        means, medians = _pooled(ordered[:count], owners[:count], resamples, seed)
+        for name, draws in (("mean", means), ("median", medians)):
+            low, high = np.quantile(draws, [0.025, 0.975]) if draws.size else (np.nan, np.nan)
+            result[name + suffix] = {"low": float(low), "high": float(high)} if draws.size else None
+    return result
+
+
+def _pooled(ordered: Array, owners: NDArray[np.int64], resamples: int, seed: int) -> tuple[Array, Array]:
+    """Means and medians of the pooled values of resampled owners; resamples without a value are left out."""
+    if not ordered.size:
+        return np.empty(0), np.empty(0)
+    generator = np.random.default_rng(seed)
+    size = int(owners.max()) + 1
+    means, medians = [], []
+    for _ in range(resamples):
+        weights = np.bincount(generator.integers(0, size, size), minlength=size)[owners]
+        cumulative = np.cumsum(weights)
+        total = int(cumulative[-1])
+        if total:
+            used = weights > 0  # 0 times infinity is not 0
+            means.append(float(weights[used] @ ordered[used]) / total)
+            middle = np.searchsorted(cumulative, [(total + 1) // 2, total // 2 + 1])
+            medians.append(float(ordered[middle].mean()))
+    return np.array(means), np.array(medians)
 
 
 def position_limit(model: "PreTrainedModel") -> int:

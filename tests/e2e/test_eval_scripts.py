@@ -2,7 +2,8 @@
 
 import json
 import os
-import signal
+import random
+import shutil
 import subprocess
 import sys
 import time
@@ -14,11 +15,13 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
 
+from tests.e2e.killing import kill_when_written, tear_last_line
 from tests.test_metrics import byte_level_tokenizer, tiny_gpt2
 from trl.jsonl import read_jsonl
-from trl.metrics import bootstrap_interval, continuation_nll, distinct_n, share_positive
+from trl.metrics import bootstrap_interval, continuation_nll, distinct_n, perplexity_intervals, share_positive
 
 SCRIPTS = Path(__file__).parents[2] / "eval_scripts"
+ROWS = 96
 ENVIRONMENT = {
     **os.environ,
     "OMP_NUM_THREADS": "1",
@@ -52,43 +55,44 @@ def lm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("data") / "prompts.jsonl"
     starts = ["the film", "I", "the plot was", "the acting"]
-    rows = [{"prompt": {"text": starts[index % 4]}, "id": index} for index in range(40)]
+    rows = [{"prompt": {"text": starts[index % 4]}, "id": index} for index in range(ROWS)]
+    rows[5]["prompt"]["text"] = "the film was long " * 30  # more than the model can read
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
 @pytest.fixture(scope="module")
-def generations(lm: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def decoded(lm: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     path = tmp_path_factory.mktemp("out") / "generations.jsonl"
     arguments = ("--lm_dir", lm, "--prompts_file", prompts, "--output_file", path, "--num_returns", 3)
-    summary = run("decoding.py", *arguments, "--do_sample", "--batch_size", 2)
-    assert (summary["prompts"], summary["generations"]) == (40, 120)
-    return path
+    return path, run("decoding.py", *arguments, "--do_sample", "--batch_size", 2)
+
+
+@pytest.fixture(scope="module")
+def generations(decoded: tuple[Path, dict[str, Any]]) -> Path:
+    summary = decoded[1]
+    assert (summary["prompts"], summary["prompts_cut"], summary["generations"]) == (ROWS, 1, 3 * ROWS)
+    return decoded[0]
 
 
 def test_decoding_keeps_rows_and_adds_generations(generations: Path, prompts: Path) -> None:
     rows = read_jsonl(generations)
-    assert [row["id"] for row in rows] == list(range(40))
+    assert [row["id"] for row in rows] == list(range(ROWS))
     assert all(len(row["generations"]) == 3 for row in rows)
     assert [row["prompt"] for row in rows] == [row["prompt"] for row in read_jsonl(prompts)]
 
 
-def test_a_killed_run_ends_with_the_same_file(lm: Path, prompts: Path, generations: Path, tmp_path: Path) -> None:
+def test_a_killed_decoding_ends_with_the_same_file_and_result(
+    lm: Path, prompts: Path, decoded: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
     output = tmp_path / "generations.jsonl"
     arguments = ("--lm_dir", lm, "--prompts_file", prompts, "--output_file", output, "--num_returns", 3)
     line = command("decoding.py", *arguments, "--do_sample", "--batch_size", 2)
-    process = subprocess.Popen(line, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 120
-    while process.poll() is None and time.monotonic() < deadline:
-        if output.exists() and output.read_bytes().count(b"\n") >= 28:
-            process.send_signal(signal.SIGKILL)
-        time.sleep(0.002)
-    assert process.wait() == -signal.SIGKILL
-    partial = output.read_bytes()
-    assert 28 <= partial.count(b"\n") < 40
-    output.write_bytes(partial[:-9])  # and its last line torn
-    run("decoding.py", *arguments, "--do_sample", "--batch_size", 2)
-    assert output.read_bytes() == generations.read_bytes()
+    assert kill_when_written(line, output, random.Random(0).randrange(8, 40), ENVIRONMENT) < ROWS
+    tear_last_line(output)
+    summary = run("decoding.py", *arguments, "--do_sample", "--batch_size", 2)
+    assert output.read_bytes() == decoded[0].read_bytes()
+    assert summary == {**decoded[1], "output_file": str(output)}
 
 
 def test_decoding_samples_prompts_reproducibly(lm: Path, prompts: Path, tmp_path: Path) -> None:
@@ -130,14 +134,22 @@ def test_perplexity_and_distinct(lm: Path, generations: Path, tmp_path: Path) ->
     written = [item for row in read_jsonl(output) for item in row["generations"]]
     np.testing.assert_allclose([item["nll"] for item in written], scores.nll, rtol=1e-5)
     assert summary["perplexity"]["mean"] == pytest.approx(scores.perplexity.mean(), rel=1e-5)
-    assert summary["perplexity"]["continuations"] == 120
+    assert summary["perplexity"]["continuations"] == 3 * ROWS
+    prompt_of = np.repeat(np.arange(ROWS), 3)
+    intervals = perplexity_intervals(scores, prompt_of)
+    for name, interval in summary["perplexity"]["intervals"].items():
+        assert interval == pytest.approx(intervals[name], rel=1e-4)
+        assert interval["low"] < summary["perplexity"][name] < interval["high"]
     for n in (1, 2, 3):
         values = distinct_n(texts, n)
         assert summary[f"dist-{n}"]["mean"] == pytest.approx(np.nanmean(values))
-    before = output.read_bytes()
-    output.write_bytes(before[: len(before) * 9 // 10])
-    assert run("eval_perplexity_dist.py", *arguments) == summary
-    assert output.read_bytes() == before
+    again = tmp_path / "again.jsonl"
+    arguments = ("--generations_file", generations, "--output_file", again, "--model", lm)
+    line = command("eval_perplexity_dist.py", *arguments)
+    assert kill_when_written(line, again, random.Random(1).randrange(8, 24), ENVIRONMENT) < ROWS
+    tear_last_line(again)
+    assert run("eval_perplexity_dist.py", *arguments) == {**summary, "output_file": str(again)}
+    assert again.read_bytes() == output.read_bytes()
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +183,8 @@ def test_sentiment(lm: Path, prompts: Path, classifier: Path, tmp_path: Path) ->
     summary = run("eval_sentiment_sst.py", *arguments)
     rows, name = read_jsonl(output), str(classifier)
     items = [item for row in rows for item in row["generations"]]
-    assert (summary["prompts"], summary["generations"]) == (40, 160) == (len(rows), len(items))
+    assert (summary["prompts"], summary["generations"]) == (ROWS, 4 * ROWS) == (len(rows), len(items))
+    assert summary["prompts_cut"] == 1
     assert all((item[name] is None) == (not item["text"].strip()) for item in items)
 
     from trl.rewards.classifiers import load_classifier
@@ -182,19 +195,39 @@ def test_sentiment(lm: Path, prompts: Path, classifier: Path, tmp_path: Path) ->
     shares = share_positive([[i[name] for i in row["generations"] if i[name] is not None] for row in rows])
     mean, low, high = bootstrap_interval(shares, seed=0)
     assert 0 < mean < 1
-    assert summary["classifiers"][name] == {"share_positive": mean, "low": low, "high": high, "prompts": 40}
+    assert summary["classifiers"][name] == {"share_positive": mean, "low": low, "high": high, "prompts": ROWS}
+
+    again = tmp_path / "again.jsonl"
+    arguments = (lm, prompts, "--output_file", again, "--num_return", 4, "--classifier_path", classifier)
+    line = command("eval_sentiment_sst.py", *arguments)
+    assert kill_when_written(line, again, random.Random(2).randrange(4, 40), ENVIRONMENT) < ROWS
+    tear_last_line(again)
+    assert run("eval_sentiment_sst.py", *arguments) == {**summary, "output_file": str(again)}
+    assert again.read_bytes() == output.read_bytes()
+
+
+def test_a_model_that_was_trained_on_meanwhile_is_noticed(lm: Path, generations: Path, tmp_path: Path) -> None:
+    model, output = tmp_path / "model", tmp_path / "ppl.jsonl"
+    shutil.copytree(lm, model)
+    arguments = ("--generations_file", generations, "--output_file", output, "--model", model)
+    run("eval_perplexity_dist.py", *arguments)
     before = output.read_bytes()
-    output.write_bytes(before[: len(before) * 9 // 10])
-    assert run("eval_sentiment_sst.py", *arguments) == summary
+    other = tiny_gpt2(len(byte_level_tokenizer()))
+    other.transformer.wte.weight.data.mul_(1.01)
+    other.save_pretrained(model)
+    line = command("eval_perplexity_dist.py", *arguments)
+    done = subprocess.run(line, env=ENVIRONMENT, capture_output=True, text=True)
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "other settings (version: " in done.stderr
     assert output.read_bytes() == before
 
 
 @pytest.mark.parametrize(
     ("script", "flags"),
     [
-        ("decoding.py", ["--lm-dir", "--num-returns", "--do-sample", "--top-p", "--max-length", "--sample-size"]),
-        ("eval_sentiment_sst.py", ["MODEL PROMPTS", "--num-return", "--classifier-path", "--max-new-tokens"]),
-        ("eval_perplexity_dist.py", ["--generations-file", "--output-file", "--model"]),
+        ("decoding.py", ["--lm_dir", "--num_returns", "--do_sample", "--top_p", "--max_length", "--sample_size"]),
+        ("eval_sentiment_sst.py", ["MODEL PROMPTS", "--num_return", "--classifier_path", "--max_new_tokens"]),
+        ("eval_perplexity_dist.py", ["--generations_file", "--output_file", "--model"]),
     ],
 )
 def test_help_is_fast_and_loads_nothing_heavy(script: str, flags: list[str]) -> None:

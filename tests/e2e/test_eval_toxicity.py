@@ -3,16 +3,15 @@
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.e2e.killing import count_lines, kill_when_written, tear_last_line
 from tests.fake_openai import Answer
 from tests.fake_perspective import FakePerspective, google_error, score_of
 from tests.rewards.toy_classifiers import TEXTS as WORDS
@@ -153,21 +152,11 @@ def test_killed_at_random_points_it_ends_with_the_same_file_and_pays_no_score_tw
         arguments = (*perspective(server, qps=100), "--save_scores")
         for point in points:
             before = server.answered.copy()
-            kept = lines(scores)
-            process = subprocess.Popen(
-                command(data, output, *arguments),
-                env=environment(),
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-            deadline = time.monotonic() + 120
-            while lines(scores) < point and process.poll() is None and time.monotonic() < deadline:
-                time.sleep(0.002)
-            process.send_signal(signal.SIGKILL)
-            assert process.wait() == -signal.SIGKILL
+            kept = count_lines(scores)
+            kill_when_written(command(data, output, *arguments), scores, point, environment())
             server.wait_idle()
             assert not output.exists()
-            lost += sum((server.answered - before).values()) - (lines(scores) - kept)
+            lost += sum((server.answered - before).values()) - (count_lines(scores) - kept)
             if seed:  # and its last line is torn
                 content = scores.read_bytes()
                 scores.write_bytes(content[: content.rstrip(b"\n").rfind(b"\n") + 1 + 20])
@@ -179,10 +168,6 @@ def test_killed_at_random_points_it_ends_with_the_same_file_and_pays_no_score_tw
     assert sorted(row["text"] for row in read_jsonl(scores)) == sorted(texts)
     # Only what the server had sent and the killed process had not yet written is asked again: one text per thread.
     assert repeated == lost <= 3 * (4 + 1)
-
-
-def lines(path: Path) -> int:
-    return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
 def test_passing_failures_are_asked_again_by_the_next_run_and_others_are_not(data: Path, tmp_path: Path) -> None:
@@ -221,7 +206,7 @@ def test_a_service_that_is_gone_stops_the_run_with_all_scores_kept(tmp_path: Pat
     assert done.returncode == 1
     assert "50 texts in a row got no score (malformed reply (not JSON))" in done.stderr
     assert "Traceback" not in done.stderr and KEY not in done.stderr
-    assert 20 <= lines(tmp_path / "out.jsonl.scores.jsonl") < 60
+    assert 20 <= count_lines(tmp_path / "out.jsonl.scores.jsonl") < 60
     assert sum(server.asked.values()) < 120
 
 
@@ -231,22 +216,25 @@ def test_a_classifier_replaces_the_service_and_resumes(tmp_path: Path) -> None:
     model = str(save_classifier(tmp_path / "model", ["non-toxic", "toxic"]))
     draw = random.Random(0)
     words = " ".join(WORDS).split()
-    texts = [" ".join(draw.choices(words, k=draw.randint(1, 20))) for _ in range(600)]
+    texts = [" ".join(draw.choices(words, k=draw.randint(1, 20))) for _ in range(3000)]
     rows = [
         {"prompt": {"text": "p"}, "generations": [{"text": text} for text in texts[start : start + 3]]}
-        for start in range(0, 600, 3)
+        for start in range(0, 3000, 3)
     ]
     path, output = tmp_path / "generations.jsonl", tmp_path / "out.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     summary = run(path, output, "--scorer", model, "--save_scores")
     written = [item[model] for row in read_jsonl(output) for item in row["generations"]]
     np.testing.assert_allclose(written, load_toxicity_scorer(model)(texts), atol=1e-5)
-    maxima = [max(written[start : start + 3]) for start in range(0, 600, 3)]
+    maxima = [max(written[start : start + 3]) for start in range(0, 3000, 3)]
     assert summary["attributes"][model]["expected_maximum"]["mean"] == pytest.approx(np.mean(maxima))
-    before, scores = output.read_bytes(), tmp_path / "out.jsonl.scores.jsonl"
-    scores.write_bytes(scores.read_bytes()[:-5000])
-    assert run(path, output, "--scorer", model, "--save_scores") == summary
-    assert output.read_bytes() == before
+    again, scores = tmp_path / "again.jsonl", tmp_path / "again.jsonl.scores.jsonl"
+    line = command(path, again, "--scorer", model, "--save_scores")
+    kill_when_written(line, scores, random.Random(3).randrange(100, 1000), environment())
+    assert not again.exists()
+    tear_last_line(scores)
+    assert run(path, again, "--scorer", model, "--save_scores") == {**summary, "output_file": str(again)}
+    assert again.read_bytes() == output.read_bytes()
     other = str(save_classifier(tmp_path / "other", ["sunny", "rainy"]))
     done = start(path, tmp_path / "weather", "--scorer", other)
     assert done.returncode == 1 and "rainy" in done.stderr and "Traceback" not in done.stderr
@@ -303,5 +291,5 @@ def test_help_says_that_the_service_ends_and_names_the_replacement() -> None:
     assert "ends on 2026-12-31" in text and "--scorer builtin:toxicity" in text
     assert all(
         flag in text
-        for flag in ("--data-file", "--output-file", "--sample-size", "--num-thread", "--save-scores", "--scorer")
+        for flag in ("--data_file", "--output_file", "--sample_size", "--num_thread", "--save_scores", "--scorer")
     )
