@@ -2,6 +2,7 @@
 # make demo-toxicity   the same for detoxification
 # make demo-summarization   supervised start, then PPO on ROUGE;  make demo-rlhf   on a reward model
 # make test   the tests;  make lint   format, lint, types
+# make test-distributed   runs of several processes, and DeepSpeed, which it installs; needs a C++ compiler
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -10,7 +11,7 @@ TORCH := torch>=2.4,<2.14
 # waiting OpenMP threads that spin slow a busy machine 5 to 20 times; must be set before torch starts
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: demo demo-toxicity demo-summarization demo-rlhf test lint install prepare
+.PHONY: demo demo-toxicity demo-summarization demo-rlhf test test-distributed lint install prepare
 
 demo: prepare
 	$(BIN)/python examples/demo.py
@@ -27,6 +28,9 @@ demo-rlhf: prepare
 test: prepare
 	$(BIN)/python -m pytest -q
 
+test-distributed: install $(VENV)/.deepspeed
+	$(BIN)/python -m pytest -q -m distributed tests/distributed
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -36,6 +40,10 @@ prepare: install
 	$(BIN)/python -m trl.builtin prepare
 
 install: $(VENV)/.installed
+
+$(VENV)/.deepspeed: $(VENV)/.installed
+	$(BIN)/pip install --quiet -c requirements.txt -e '.[deepspeed]'
+	@touch $@
 
 # torch first: a CPU build from a local package source if there is one; else, on Linux without an NVIDIA GPU,
 # PyTorch's CPU wheels (the default there is a CUDA build of several GB); else whatever pip takes

@@ -19,6 +19,7 @@ from trl.builtin import BuiltinError
 from trl.jsonl import DataFileError
 from trl.trainer.config import PPOConfig
 from trl.trainer.supervised_config import LATEST
+from trl.trainer.world import LaunchError
 
 logger = logging.getLogger(__name__)
 
@@ -280,10 +281,10 @@ def _wants_builtin(argv: Sequence[str]) -> bool:
     return False
 
 
-def start_logging(is_main: bool = True) -> None:
+def start_logging() -> None:
     """Messages of every process's warnings, and of the main process's information, to stderr."""
     logging.basicConfig(
-        level=logging.INFO if is_main else logging.WARNING,
+        level=logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         datefmt="%H:%M:%S",
     )
@@ -334,5 +335,5 @@ def run_script(main: Callable[[], None]) -> None:
     """Run a task script; what the user can mend (names, files, paths) ends it in one line instead of a traceback."""
     try:
         main()
-    except (BuiltinError, DataFileError, OSError) as error:
+    except (BuiltinError, DataFileError, LaunchError, OSError) as error:
         raise SystemExit(f"error: {error}") from None

@@ -14,6 +14,7 @@ from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, ProjectConfiguration
 
 from trl.cpu_matmul import use_fast_matmul
+from trl.trainer.world import check_processes
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +28,8 @@ def make_accelerator(
 
     Without CUDA, plain `Accelerator()` under a multi-process launch gives unsynchronised copies: ``cpu=True``
     selects gloo and real gradient synchronisation. Under DeepSpeed the backend is asked for by a handler,
-    which elsewhere would switch the synchronisation off.
+    which elsewhere would switch the synchronisation off. Raises ``LaunchError`` where the run is not the one that
+    the launcher was asked for.
     """
     if log_with is not None and importlib.util.find_spec(log_with) is None:
         raise ValueError(f"log_with={log_with!r}, but {log_with} is not installed: pip install {log_with}")
@@ -44,6 +46,15 @@ def make_accelerator(
         _warn_of_idle_cores()
         use_fast_matmul()
     accelerator = Accelerator(**{**kwargs, **(accelerator_kwargs or {})})
+    check_processes(accelerator.num_processes, accelerator.distributed_type.value)
+    if accelerator.is_main_process:
+        logger.info(
+            "%d process(es), %s, on %s, mixed precision: %s",
+            accelerator.num_processes,
+            accelerator.distributed_type.value,
+            accelerator.device.type,
+            accelerator.mixed_precision,
+        )
     if torch.distributed.is_initialized() and torch.distributed.get_backend() == "gloo":
         atexit.register(_let_gloo_come_to_rest)
     return accelerator
