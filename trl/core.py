@@ -168,6 +168,7 @@ def ppo_loss(
 
     loss = policy_loss + vf_coef * value_loss
     with torch.no_grad():
+        value_moved = (values - old_values).abs() > cliprange_value
         stats = {
             "loss/policy": policy_loss.detach(),
             "loss/value": value_loss.detach(),
@@ -176,7 +177,8 @@ def ppo_loss(
             "policy/clipfrac": average((clipped > unclipped).float()),
             "policy/approxkl": average(0.5 * log_ratio.square()),
             "policy/policykl": average(-log_ratio),
-            "val/clipfrac": average((clipped_error > error).float()),
+            # old + (new - old) rounds: only a value that was moved counts
+            "val/clipfrac": average((value_moved & (clipped_error > error)).float()),
             "val/error": average(error),
         }
     return loss, stats

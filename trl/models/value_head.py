@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import PushToHubMixin, cached_file
 
+from trl.core import entropy_from_logits, logprobs_from_logits
+from trl.models.head import TiedGradient, chosen_logprobs, embed
 from trl.models.trunk import TrunkSplit, body_of, can_split
 
 logger = logging.getLogger(__name__)
@@ -124,6 +126,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module, PushToHubMixin):
         *,
         positions: Tensor | None = None,
         trunk_states: Tensor | None = None,
+        next_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """Next-token logits, LM loss (None without ``labels``) and values.
@@ -132,10 +135,16 @@ class AutoModelForCausalLMWithValueHead(nn.Module, PushToHubMixin):
         in fp32. With ``positions``, a bool mask (B, T), only M selected positions are projected: logits
         (M, V) and values (M,), in row-major order; the ids must then be right-padded (causal attention never
         looks right, so no mask is needed). ``trunk_states`` (B, T, D), from `trunk`, replaces ``input_ids``.
+        With ``next_ids`` (M,) too, the logits stay inside: log-probabilities of these tokens, entropies (without a
+        gradient) and values, all (M,) in fp32.
         """
         if positions is not None and can_split(self.base_lm):
-            hidden = self._final_hidden(input_ids, trunk_states)[positions]
-            return self.base_lm.get_output_embeddings()(hidden), None, self.v_head(hidden)
+            head = self.base_lm.get_output_embeddings()
+            hidden, tied = self._final_hidden(input_ids, trunk_states, head)
+            hidden = hidden[positions]
+            if next_ids is not None:
+                return *chosen_logprobs(hidden, head, next_ids, tied), self.v_head(hidden)
+            return head(hidden), None, self.v_head(hidden)
         if attention_mask is not None and position_ids is None:
             position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
         output = self.pretrained_model(
@@ -149,21 +158,26 @@ class AutoModelForCausalLMWithValueHead(nn.Module, PushToHubMixin):
         )
         hidden = output.hidden_states[-1]
         if positions is not None:  # an unknown architecture may do more than project: select afterwards
-            return output.logits[positions], None, self.v_head(hidden[positions])
+            logits, values = output.logits[positions], self.v_head(hidden[positions])
+            if next_ids is not None:
+                return logprobs_from_logits(logits, next_ids), entropy_from_logits(logits.detach()), values
+            return logits, None, values
         return output.logits, output.loss, self.v_head(hidden)
 
-    def _final_hidden(self, input_ids: Tensor | None, trunk_states: Tensor | None) -> Tensor:
-        """Hidden states after the final norm, (B, T, D)."""
+    def _final_hidden(
+        self, input_ids: Tensor | None, trunk_states: Tensor | None, head: nn.Module
+    ) -> tuple[Tensor, TiedGradient | None]:
+        """Hidden states after the final norm, (B, T, D), and what `embed` gave for ``head`` beside them."""
         if trunk_states is not None:
             if self._split is None:
                 raise RuntimeError("trunk_states need shared layers: see create_reference_model")
             if torch.is_grad_enabled() and self.base_lm.is_activation_checkpointing:
                 # reentrant checkpointing gives no gradient to blocks none of whose inputs wants one
                 trunk_states = trunk_states.detach().requires_grad_()
-            return self._split.top(inputs_embeds=trunk_states, use_cache=False).last_hidden_state
+            return self._split.top(inputs_embeds=trunk_states, use_cache=False).last_hidden_state, None
         # embedded here, since some architectures take a pad id in input_ids for a forgotten mask and warn
-        embeddings = self.base_lm.get_input_embeddings()(input_ids)
-        return body_of(self.base_lm)(inputs_embeds=embeddings, use_cache=False).last_hidden_state
+        embeddings, tied = embed(self.base_lm.get_input_embeddings(), cast(Tensor, input_ids), head)
+        return body_of(self.base_lm)(inputs_embeds=embeddings, use_cache=False).last_hidden_state, tied
 
     def generate(self, *args: Any, **kwargs: Any) -> Tensor:
         """`transformers` generation of the language model; see there for the arguments."""

@@ -143,32 +143,35 @@ class RolloutPasses:
     ) -> dict[str, Tensor]:
         """The five statistics of M selected tokens, each (M,)."""
         inputs = {"input_ids": ids} if states is None else {"trunk_states": states}
+        whole = self.kl_kind == "full"  # needs distributions, not only what they say of the sampled tokens
+        if not whole:
+            inputs["next_ids"] = labels
         with reference_weights(self.policy, self.reference) as reference:
-            ref_logits, _, _ = reference(positions=positions, **inputs)
-        ref_logprobs = logprobs_from_logits(ref_logits, labels)
-        if self.kl_kind == "full":
-            ref_distribution = F.log_softmax(ref_logits.float(), dim=-1)
-        del ref_logits
+            reference_says, _, _ = reference(positions=positions, **inputs)
         policy: nn.Module = trained[0] if trained else self.policy
         value_model: nn.Module | None = self.value_model
         if value_model is not None and trained:
             value_model = trained[1]
         with torch.set_grad_enabled(bool(trained)):
-            logits, _, values = policy(positions=positions, **inputs)
+            policy_says, entropy, values = policy(positions=positions, **inputs)
             if value_model is not None:
                 values = value_model(ids, positions=positions)
-            logprobs = logprobs_from_logits(logits, labels)
-        logits = logits.detach()
-        if self.kl_kind == "full":
-            kl = kl_penalty(F.log_softmax(logits.float(), dim=-1), ref_distribution, "full")
+            logprobs = logprobs_from_logits(policy_says, labels) if whole else policy_says
+        if whole:
+            distribution, ref_distribution = (
+                F.log_softmax(x.detach().float(), -1) for x in (policy_says, reference_says)
+            )
+            entropy = entropy_from_logits(distribution)
+            kl = kl_penalty(distribution, ref_distribution, "full")
+            reference_says = ref_distribution.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
         else:
-            kl = kl_penalty(logprobs.detach(), ref_logprobs, self.kl_kind)
+            kl = kl_penalty(logprobs.detach(), reference_says, self.kl_kind)
         return {
             "logprobs": logprobs,
-            "ref_logprobs": ref_logprobs,
+            "ref_logprobs": reference_says,
             "kl": kl,
             "values": values,
-            "entropy": entropy_from_logits(logits),
+            "entropy": entropy,
         }
 
 

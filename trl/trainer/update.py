@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim import Optimizer
 
-from trl.core import logprobs_from_logits, ppo_loss
+from trl.core import ppo_loss
 from trl.trainer.config import PPOConfig
 from trl.trainer.pretraining import PretrainingMix
 from trl.trainer.rollout import FirstPass, Sequences
@@ -199,13 +199,13 @@ class Updater:
         """Log-probs and values (M,) of the tokens that ``mask`` (b, N) chooses."""
         ids, positions, labels = sequences.layout(rows, mask)
         if trunk is None:
-            logits, _, values = self.model(input_ids=ids, positions=positions)
+            inputs = {"input_ids": ids}
         else:
-            states = pad_sequence([trunk[i] for i in rows], batch_first=True)
-            logits, _, values = self.model(trunk_states=states, positions=positions)
+            inputs = {"trunk_states": pad_sequence([trunk[i] for i in rows], batch_first=True)}
+        logprobs, _, values = self.model(positions=positions, next_ids=labels, **inputs)
         if self.value_model is not None:
             values = self.value_model(ids, positions=positions)
-        return logprobs_from_logits(logits, labels), values
+        return logprobs, values
 
     def _judge(self, stats: dict[str, Tensor], count: float, num_tokens: float, check_first: bool) -> str:
         """The fate of a mini-batch, "ok", "skip" or "stop", from means over all processes: the same on each."""
