@@ -3,6 +3,7 @@
 # make demo-summarization   supervised start, then PPO on ROUGE;  make demo-rlhf   on a reward model
 # make test   the tests;  make lint   format, lint, types
 # make test-distributed   runs of several processes, and DeepSpeed, which it installs; needs a C++ compiler
+# make test-browser   the report page in Chromium
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
@@ -11,7 +12,7 @@ TORCH := torch>=2.4,<2.14
 # waiting OpenMP threads that spin slow a busy machine 5 to 20 times; must be set before torch starts
 export OMP_WAIT_POLICY := PASSIVE
 
-.PHONY: demo demo-toxicity demo-summarization demo-rlhf test test-distributed lint install prepare
+.PHONY: demo demo-toxicity demo-summarization demo-rlhf test test-distributed test-browser lint install prepare
 
 demo: prepare
 	$(BIN)/python examples/demo.py
@@ -30,6 +31,11 @@ test: prepare
 
 test-distributed: install $(VENV)/.deepspeed
 	$(BIN)/python -m pytest -q -m distributed tests/distributed
+
+# Chromium as the system has it (apt-get install chromium), or what .venv/bin/playwright install chromium brings
+test-browser: install
+	$(BIN)/pip install --quiet -c requirements.txt -e '.[browser]'
+	$(BIN)/python -m pytest -q tests/report/browser.py
 
 lint: install
 	$(BIN)/ruff check .

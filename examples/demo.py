@@ -161,7 +161,13 @@ def main(args: Args) -> None:
     (out / "evaluation.json").write_text(json.dumps(rows, indent=1) + "\n")
 
     print("4/4  Report", flush=True)
-    report = ["-m", "trl.report", *(str(out / arm) for arm in ARMS), f"--output={out / 'report.html'}", "--figures"]
+    report = [
+        "-m",
+        "trl.report",
+        *(str(out / arm) for arm in ARMS),
+        f"--output={out / 'report.html'}",
+        f"--figures={out}",
+    ]
     print(run(*report, f"--table={out / 'evaluation.json'}"), end="")
 
 

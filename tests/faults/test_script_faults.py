@@ -11,7 +11,7 @@ from tests.tiny import tiny_tokenizer
 from trl.data.sentiment import load_sentiment_prompts
 from trl.jsonl import DataFileError, read_jsonl, read_prompts
 from trl.report.heatmap import heatmap_text, measure_scale
-from trl.report.html import load_runs
+from trl.report.runlog import load_runs
 from trl.report.table import EvaluationTable
 from trl.run import parse_args
 

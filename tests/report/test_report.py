@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -16,10 +15,10 @@ from rich.console import Console
 
 from tests.report.fake_run import sample, write_run
 from trl.jsonl import DataFileError
-from trl.report.curves import charts, moving_mean, nice_ticks, save_figure
+from trl.report.figures import save_figures
 from trl.report.heatmap import heatmap_text, measure_scale, print_heatmap
-from trl.report.html import load_runs, render, write_report
-from trl.report.runlog import Run, RunLog
+from trl.report.html import render
+from trl.report.runlog import Run, RunLog, load_runs
 from trl.report.table import EvaluationTable, rich_table
 
 HOSTILE = "</script><script>window.hacked=1</script><!--<script> \u2028 & \"'"
@@ -61,7 +60,9 @@ class Page(HTMLParser):
 
 
 def embedded(text: str) -> dict[str, Any]:
-    return json.loads(Page(text).scripts[0])
+    """What the page's script reads: curves, scales and samples."""
+    curves, samples = Page(text).scripts[:2]
+    return json.loads(curves) | json.loads(samples)
 
 
 @pytest.fixture
@@ -75,14 +76,14 @@ def test_the_page_is_self_contained_and_well_formed(run_folder: Path, tmp_path: 
     text = render(load_runs([other, run_folder]), table)
     page = Page(text)
     assert page.fetched == []
-    assert not re.search(r"https?://|url\(|@import|fetch\(|XMLHttpRequest", text)
-    assert len(page.scripts) == 2
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)|url\(|@import|fetch\(|XMLHttpRequest", text)
+    assert len(page.scripts) == 3
     assert len(page.ids) == len(set(page.ids))
-    assert "b" not in page.tags[: page.tags.index("figure")]  # the hostile row name stayed text
+    assert "b" not in page.tags  # the hostile row name stayed text
     assert "PPO <b>" in page.texts and "–" in page.texts
     assert page.tags.count("main") == 1 and page.tags.count("h1") == 1
     data = embedded(text)
-    assert data["runs"] == ["ppo", "ppo_critic"]
+    assert data["runs"] == [{"name": "ppo", "arm": 0}, {"name": "ppo_critic", "arm": 1}]
     assert len(data["samples"]) == 240
 
 
@@ -110,8 +111,9 @@ def test_nothing_from_a_model_leaves_its_place(tmp_path: Path) -> None:
     text = render(load_runs([folder]), EvaluationTable([HOSTILE], [[HOSTILE]], title=HOSTILE, note=HOSTILE))
     text.encode("utf-8")
     page = Page(text)
-    assert len(page.scripts) == 2
-    assert not any("hacked" in script for script in page.scripts[1:])
+    assert len(page.scripts) == 3
+    assert "hacked" not in page.scripts[2]
+    assert embedded(text)["charts"][0]["title"] == HOSTILE
     (row,) = embedded(text)["samples"]
     assert row == [
         0,
@@ -133,12 +135,13 @@ def test_a_thousand_long_samples_stay_below_three_megabytes_with_both_extremes()
     for step in range(1, 1001):
         row = {"step": step, **sample(rng, step), "query": "A long document. " * 120, "reply": "word " * 900}
         samples.append({**row, "tokens": row["tokens"] * 4, "score": float(step if step != 501 else -7)})
-    text = render([Run("long", [], samples)])
-    assert len(text.encode()) < 3_000_000
+    metrics = [{"step": step, **{f"m{i}": float(step % (7 + i)) for i in range(50)}} for step in range(1, 1001)]
+    text = render([Run("long", metrics, samples)])
+    assert 2_500_000 < len(text.encode()) < 3_000_000
     kept = {row[1]: row[2] for row in embedded(text)["samples"]}
     assert 300 < len(kept) < 1000
     assert min(kept.values()) == -7 and max(kept.values()) == 1000
-    assert f"it holds {len(kept)} of 1000 samples" in text
+    assert f"it holds {len(kept)} of 1,000 samples" in text
 
 
 def test_a_run_without_samples_or_metrics_still_renders(tmp_path: Path) -> None:
@@ -147,40 +150,6 @@ def test_a_run_without_samples_or_metrics_still_renders(tmp_path: Path) -> None:
     text = render(load_runs([tmp_path / "empty"]))
     assert "No samples were logged" in text
     assert embedded(text)["samples"] == []
-
-
-def test_equal_folder_names_are_told_apart(tmp_path: Path) -> None:
-    folders = [write_run(tmp_path / name / "run", steps=2) for name in ("one", "two")]
-    assert [run.name for run in load_runs(folders)] == ["one/run", "two/run"]
-
-
-def test_chart_geometry_by_hand() -> None:
-    rows = [{"step": step, "objective/score": value} for step, value in [(0, 0.0), (5, 1.0), (10, 0.5)]]
-    (chart,), rest = charts([Run("a", rows, [])])
-    assert rest == []
-    points = [tuple(map(float, pair.split(","))) for pair in chart.lines[0].smooth.split()]
-    assert [x for x, _ in points] == [46.0, 227.0, 408.0]
-    # 6 % margin on a height of 190: 0 lies 0.06 / 1.12 above the axis at y = 200.
-    assert points[0][1] == pytest.approx(200 - 190 * 0.06 / 1.12, abs=0.06)
-    assert points[1][1] == pytest.approx(200 - 190 * 1.06 / 1.12, abs=0.06)
-    assert chart.lines[0].summary == "0 → 0.5"
-
-
-def test_moving_mean_shrinks_at_the_ends() -> None:
-    values = np.arange(48.0) ** 2
-    smooth = moving_mean(values)
-    assert smooth[0] == values[:3].mean()
-    assert smooth[20] == values[18:23].mean()
-    assert smooth[-1] == values[-3:].mean()
-    np.testing.assert_array_equal(moving_mean([1.0, 5.0]), [1.0, 5.0])
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "expected"),
-    [(0, 1, [0, 0.2, 0.4, 0.6, 0.8, 1]), (-0.55, 0.3, [-0.4, -0.2, 0, 0.2]), (1, 60, [20, 40, 60])],
-)
-def test_ticks_are_round_numbers(low: float, high: float, expected: list[float]) -> None:
-    assert nice_ticks(low, high) == pytest.approx(expected)
 
 
 def test_scales() -> None:
@@ -245,40 +214,15 @@ def test_a_wide_table_is_turned() -> None:
     assert rows[3] == ["d", "3", "3"]
 
 
-def test_figures(run_folder: Path, tmp_path: Path) -> None:
-    path = save_figure(load_runs([run_folder]), tmp_path / "curves.png")
-    assert path.read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(ValueError, match="nothing to plot"):
-        save_figure([Run("empty", [], [])], tmp_path / "none.png")
-
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
-def test_the_script_draws_and_colours_the_samples_in_a_browser(tmp_path: Path) -> None:
-    tokens = [
-        {"text": " good\n", "intrinsic": 0.5, "kl": 0.1, "value": 1.0, "advantage": -2.0},
-        {"text": HOSTILE, "intrinsic": -0.2, "kl": None, "value": 1.0, "advantage": 0.1},
-    ]
-    spans = [{"text": "good", "polarity": "positive", "label": None}]
-    row = {"step": 1, "query": HOSTILE, "score": 1.0, "tokens": tokens, "spans": spans, "reply": HOSTILE}
-    path = write_report([Run("run", [], [{**row, "status": "ok"}] * 14)], tmp_path / "report.html")
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
-    flags += ["--disable-component-update", "--disable-sync", "--disable-quic", "--virtual-time-budget=3000"]
-    dom = subprocess.run(
-        [str(CHROMIUM), *flags, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", path.as_uri()],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    ).stdout
-    page = Page(dom)
-    assert len(page.scripts) == 2  # nothing hostile became an element
-    assert re.search(r'class="tok pos strong"[^>]*>good↵\n<', dom)
-    assert re.search(r'class="tok neg"[^>]*style="--t: ?0\.40', dom)
-    assert "1–12 of 14" in page.texts
-    assert page.texts.count("+ good") == 12 + 6  # a page of all samples, three worst, three best
+def test_figures_are_png_and_pdf(run_folder: Path, tmp_path: Path) -> None:
+    other = write_run(tmp_path / "ppo", steps=30, critic=False, seed=1)
+    paths = save_figures(load_runs([other, run_folder]), tmp_path / "new" / "figures")
+    assert [path.name for path in paths] == ["curves.png", "curves.pdf", "efficiency.png", "efficiency.pdf"]
+    for path in paths:
+        assert path.read_bytes().startswith(b"\x89PNG" if path.suffix == ".png" else b"%PDF")
+    assert [path.name for path in save_figures(load_runs([other]), tmp_path)] == ["curves.png", "curves.pdf"]
+    with pytest.raises(DataFileError, match="nothing to plot"):
+        save_figures([Run("empty", [], [])], tmp_path)
 
 
 def test_command(run_folder: Path, tmp_path: Path) -> None:
@@ -286,9 +230,12 @@ def test_command(run_folder: Path, tmp_path: Path) -> None:
     EvaluationTable(["model", "reward"], [["base", 0.5]]).save(table)
     output = tmp_path / "deep" / "report.html"
     command = [sys.executable, "-m", "trl.report", str(run_folder), "-o", str(output)]
-    done = subprocess.run([*command, "--table", str(table), "--figures"], capture_output=True, text=True, check=True)
-    assert output.exists() and output.with_name("curves.png").exists()
-    assert "0.500" in done.stdout and str(output) in done.stdout
+    figures = tmp_path / "figures"
+    done = subprocess.run(
+        [*command, "--table", str(table), "--figures", str(figures)], capture_output=True, text=True, check=True
+    )
+    assert output.exists() and (figures / "curves.png").exists() and (figures / "curves.pdf").exists()
+    assert "0.500" in done.stdout and str(output) in done.stdout and "Environment reward" in done.stdout
     failed = subprocess.run(
         [sys.executable, "-m", "trl.report", str(tmp_path / "nowhere")], capture_output=True, text=True
     )

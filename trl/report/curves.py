@@ -1,70 +1,68 @@
-"""Learning curves: which metrics, their geometry as inline SVG, and the same as a PNG."""
+"""Learning curves as numbers: which metrics, what they are drawn over, and how the seeds of an arm are averaged."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from trl.jsonl import DataFileError
-from trl.report.runlog import Run
+from trl.report.arms import Arm
+from trl.report.runlog import MATCH_RATE, Run, finite
 
+REWARD = "objective/score"
 PANELS: dict[str, tuple[str, str]] = {
-    "objective/score": ("Environment reward", "mean over the batch's responses"),
-    "objective/kl": ("KL from the reference model", "nats per response"),
-    "objective/intrinsic": ("Intrinsic reward", "mean, from the critic's spans"),
-    "critic/hit_rate": ("Critic hit rate", "share of the critiqued responses with a quoted span"),
+    REWARD: ("Environment reward", "mean over the batch's responses"),
     "eval/score": ("Held-out reward", "mean on prompts not trained on"),
     "eval/share_positive": ("Share positive", "of held-out continuations, by the evaluator"),
+    "objective/kl": ("KL from the reference model", "nats per response"),
+    "objective/intrinsic": ("Intrinsic reward", "mean per response, from the critic's spans"),
+    "critic/hit_rate": ("Critic hit rate", "share of the critiqued responses with a quoted span in them"),
+    MATCH_RATE: ("Span match rate", "share of the critic's quoted spans that are in the text"),
     "objective/entropy": ("Policy entropy", "nats per token"),
     "time/step": ("Time per step", "seconds"),
+    "loss": ("Loss", "supervised training"),
+    "accuracy": ("Pairwise accuracy", "share of pairs in the right order"),
 }
 """Metric → title and what it is, in the order shown."""
+SHARES = frozenset({"eval/share_positive", "critic/hit_rate", MATCH_RATE, "accuracy"})
+"""Metrics that can't be above 1."""
 
-FIGURE_PANELS = ("objective/score", "objective/kl", "objective/intrinsic", "eval/share_positive", "eval/score")
+Axis = Literal["step", "samples", "calls", "usd"]
+AXES: dict[Axis, str] = {"step": "Step", "samples": "Samples", "calls": "Critic calls", "usd": "Critic cost, $"}
+"""What curves can be drawn over: PPO steps, and since the start of the run responses, critic requests, dollars."""
+
 COLOURS = ("#0072b2", "#c44e00", "#007a5a", "#b0508a", "#6b5bb5", "#8a6d00")
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "5 2", "1 2")
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 420, 230, 46, 12, 10, 30
-MOST_POINTS = 240
+MARKERS = ("circle", "square", "triangle", "diamond", "cross", "plus")
+MOST_POINTS = 160
 
 
 @dataclass(frozen=True)
-class Line:
-    """One run's line: point lists for ``<polyline>``, and its first and last value in words."""
+class Curve:
+    """An arm's line over steps: the mean of its seeds' smoothed values and, of several seeds, ± one deviation.
 
-    run: str
-    colour: int
-    dash: str
-    raw: str
-    smooth: str
-    dots: list[tuple[float, float]]
-    summary: str
+    ``runs`` are the single lines behind it: of one seed its unsmoothed values, of several each seed's smoothed ones.
+    """
 
-
-@dataclass(frozen=True)
-class Chart:
-    """A small SVG chart, ready for the template."""
-
-    key: str
-    title: str
-    note: str
-    lines: list[Line]
-    x_ticks: list[tuple[float, str]]
-    y_ticks: list[tuple[float, str]]
-    x_range: tuple[float, float]
-    y_range: tuple[float, float]
+    steps: list[int]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+    runs: list[tuple[list[int], list[float]]]
+    seeds: int
 
 
-def charts(runs: Sequence[Run]) -> tuple[list[Chart], list[Chart]]:
-    """The charts of the known panels, and those of every other metric that was logged."""
-    logged = sorted({key for run in runs for row in run.metrics for key in row if key != "step"})
-    main = [chart for key, words in PANELS.items() if key in logged and (chart := _chart(runs, key, *words))]
-    rest = [chart for key in logged if key not in PANELS and (chart := _chart(runs, key, key, ""))]
-    return main, rest
+def logged_metrics(arms: Sequence[Arm]) -> tuple[list[str], list[str]]:
+    """Metrics with at least one number: the known ones in the order of `PANELS`, and all others by name."""
+    found: set[str] = set()
+    for row in (row for arm in arms for run in arm.runs for row in run.metrics):
+        found |= {key for key, value in row.items() if key not in found and finite(value) is not None}
+    found.discard("step")
+    return [key for key in PANELS if key in found], sorted(found - PANELS.keys())
 
 
-def moving_mean(values: Sequence[float]) -> np.ndarray:
+def moving_mean(values: ArrayLike) -> np.ndarray:
     """Centred moving mean whose window is about a twelfth of the run; windows shrink at the ends."""
     data = np.asarray(values, dtype=np.float64)
     half = len(data) // 24
@@ -76,119 +74,90 @@ def moving_mean(values: Sequence[float]) -> np.ndarray:
     return (sums[high] - sums[low]) / (high - low)
 
 
-def nice_ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Round tick positions (1, 2, 2.5, 5 × a power of ten) within low..high."""
-    span = high - low
-    power = 10.0 ** np.floor(np.log10(span / most))
-    step = next(power * factor for factor in (1, 2, 2.5, 5, 10, 20) if span / (power * factor) <= most)
-    first = np.ceil(low / step - 1e-9)
-    return [float((first + index) * step) for index in range(int((high - first * step) / step + 1e-9) + 1)]
+def arm_curve(arm: Arm, key: str) -> Curve | None:
+    """The arm's line of one metric, at the steps that all of its seeds have; None without a single value.
+
+    Seeds with fewer values than half of the fullest (just begun, or broken off) are drawn and not averaged.
+    """
+    series = [(steps, values) for run in arm.runs for steps, values in [run.series(key)] if steps]
+    if not series:
+        return None
+    most = max(len(steps) for steps, _ in series)
+    smooth = [(steps, moving_mean(values)) for steps, values in series]
+    averaged = [dict(zip(steps, values, strict=True)) for steps, values in smooth if 2 * len(steps) >= most]
+    common = sorted(set.intersection(*(set(points) for points in averaged)))
+    behind = series if len(series) == 1 else [(steps, list(values)) for steps, values in smooth]
+    if len(series) == 1 and series[0][1] == list(smooth[0][1]):
+        behind = []  # the same line
+    if not common:
+        return Curve([], [], [], [], [_thin(*line) for line in behind], 0)
+    table = np.array([[points[step] for step in common] for points in averaged])  # (seeds, steps)
+    mean = table.mean(0)
+    spread = table.std(0, ddof=1) if len(table) > 1 else None
+    at = _kept(len(common))
+    return Curve(
+        [common[i] for i in at],
+        [float(mean[i]) for i in at],
+        [] if spread is None else [float(mean[i] - spread[i]) for i in at],
+        [] if spread is None else [float(mean[i] + spread[i]) for i in at],
+        [_thin(*line) for line in behind],
+        len(averaged),
+    )
+
+
+def _kept(count: int) -> list[int]:
+    """At most `MOST_POINTS` indices, evenly spread, with the first and the last."""
+    return np.unique(np.linspace(0, count - 1, min(count, MOST_POINTS)).round().astype(int)).tolist()
+
+
+def _thin(steps: Sequence[int], values: Sequence[float]) -> tuple[list[int], list[float]]:
+    at = _kept(len(steps))
+    return [steps[i] for i in at], [float(values[i]) for i in at]
+
+
+def progress(run: Run, axis: Axis) -> list[float] | None:
+    """How far the run was on an axis after each of its metrics rows; None where that was not recorded.
+
+    A critic in the same process costs no dollars; one behind an endpoint does, and how many is known only with
+    prices (``--critic_prices``).
+    """
+    if axis == "step":
+        return [float(row["step"]) for row in run.metrics]
+    amounts = [_amount(row, axis) for row in run.metrics]
+    if axis == "samples" and not any(amounts):
+        return None
+    if axis == "usd" and not any(amounts) and any(row.get("critic/http_requests") for row in run.metrics):
+        return None
+    return np.cumsum(amounts).tolist()
+
+
+def _amount(row: dict[str, object], axis: Axis) -> float:
+    if axis == "samples":  # the trainer logs the queries' tokens and their mean
+        tokens, mean = finite(row.get("tokens/queries")), finite(row.get("tokens/queries_len_mean"))
+        return float(round(tokens / mean)) if tokens and mean else 0.0
+    return finite(row.get("critic/requests" if axis == "calls" else "critic/cost_usd")) or 0.0
+
+
+def arm_progress(arm: Arm) -> dict[Axis, list[float]]:
+    """Per axis, how far the arm was at some steps (those under "step"): the mean of the seeds that got there.
+
+    An axis that one of its runs did not record is left out.
+    """
+    steps = sorted({row["step"] for run in arm.runs for row in run.metrics})
+    steps = [steps[i] for i in _kept(len(steps))] if steps else []
+    found: dict[Axis, list[float]] = {}
+    for axis in AXES:
+        known = [progress(run, axis) for run in arm.runs if run.metrics]
+        if known and None not in known:
+            points = [
+                dict(zip((row["step"] for row in run.metrics), line or [], strict=True))
+                for run, line in zip([run for run in arm.runs if run.metrics], known, strict=True)
+            ]
+            found[axis] = [float(np.mean([p[step] for p in points if step in p])) for step in steps]
+    return found
 
 
 def number(value: float) -> str:
     """A short number with a real minus sign."""
-    text = f"{value:.3g}" if abs(value) < 1e4 else f"{value:,.0f}"
+    text = f"{value:.3g}" if abs(value) < 1e3 else f"{value:,.0f}"
     return ("0" if float(text.replace(",", "")) == 0 else text).replace("-", "−")
-
-
-def _chart(runs: Sequence[Run], key: str, title: str, note: str) -> Chart | None:
-    series = [(index, run.name, *run.series(key)) for index, run in enumerate(runs)]
-    series = [entry for entry in series if len(entry[2]) >= 2]
-    if not series:
-        return None
-    x_low, x_high = min(min(s[2]) for s in series), max(max(s[2]) for s in series)
-    y_low, y_high = _range([value for s in series for value in s[3]])
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        across = (x - x_low) / ((x_high - x_low) or 1)
-        up = (y - y_low) / (y_high - y_low)
-        return (
-            round(LEFT + across * (WIDTH - LEFT - RIGHT), 1),
-            round(HEIGHT - BOTTOM - up * (HEIGHT - TOP - BOTTOM), 1),
-        )
-
-    lines = []
-    for index, name, steps, values in series:
-        smooth = moving_mean(values)
-        keep = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), MOST_POINTS)).round().astype(int))
-        raw = [place(steps[i], values[i]) for i in keep]
-        lines.append(
-            Line(
-                run=name,
-                colour=index % len(COLOURS),
-                dash=DASHES[index % len(DASHES)],
-                raw=" ".join(f"{x:g},{y:g}" for x, y in raw),
-                smooth=" ".join("{:g},{:g}".format(*place(steps[i], smooth[i])) for i in keep),
-                dots=raw if len(raw) <= 12 else [],
-                summary=f"{number(smooth[0])} → {number(smooth[-1])}",
-            )
-        )
-    return Chart(
-        key,
-        title,
-        note,
-        lines,
-        x_ticks=[(place(x, y_low)[0], number(x)) for x in nice_ticks(x_low, x_high) if x == int(x)],
-        y_ticks=[(place(x_low, y)[1], number(y)) for y in nice_ticks(y_low, y_high)],
-        x_range=(x_low, x_high),
-        y_range=(y_low, y_high),
-    )
-
-
-def _range(values: Sequence[float]) -> tuple[float, float]:
-    low, high = min(values), max(values)
-    margin = 0.06 * (high - low) or abs(high) * 0.1 or 1.0
-    return low - margin, high + margin
-
-
-def save_figure(runs: Sequence[Run], path: str | Path) -> Path:
-    """Write the main curves of the runs as one PNG (or PDF, SVG: by suffix). Raises ValueError without data."""
-    import matplotlib
-    from matplotlib.figure import Figure  # not pyplot: it would pick a window system for the whole process
-    from matplotlib.lines import Line2D
-
-    keys = [key for key in FIGURE_PANELS if any(len(run.series(key)[0]) >= 2 for run in runs)][:4]
-    if not keys:
-        raise DataFileError(f"nothing to plot: no run logged two steps of {', '.join(FIGURE_PANELS)}")
-    columns = 1 if len(keys) == 1 else 2
-    style: dict[Any, Any] = {
-        "font.size": 10,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.edgecolor": "#8a8f98",
-        "axes.grid": True,
-        "grid.color": "#e6e8eb",
-        "axes.axisbelow": True,
-        "xtick.color": "#4a4f57",
-        "ytick.color": "#4a4f57",
-    }
-    with matplotlib.rc_context(style):
-        rows = -(-len(keys) // columns)
-        figure = Figure(figsize=(5.2 * columns, 3.3 * rows + 0.4), layout="constrained")
-        axes = figure.subplots(rows, columns, squeeze=False)
-        for axis, key in zip(axes.flat, keys, strict=False):
-            for index, run in enumerate(runs):
-                steps, values = run.series(key)
-                if len(steps) < 2:
-                    continue
-                smooth = moving_mean(values)
-                colour, dash = COLOURS[index % len(COLOURS)], DASHES[index % len(DASHES)]
-                line_style = (0, tuple(float(part) / 2.4 for part in dash.split())) if dash else "-"
-                axis.plot(steps, values, color=colour, alpha=0.25, linewidth=1)
-                marker = "o" if len(steps) <= 12 else None
-                axis.plot(
-                    steps, smooth, color=colour, linewidth=2.2, linestyle=line_style, marker=marker, label=run.name
-                )
-            title, note = PANELS[key]
-            axis.set_title(title, loc="left", fontweight="bold", fontsize=11, pad=18)
-            axis.text(0, 1.03, note, transform=axis.transAxes, color="#5b6068", fontsize=9)
-            axis.set_xlabel("step", color="#4a4f57")
-            axis.margins(x=0.02)
-        for axis in axes.flat[len(keys) :]:
-            axis.set_axis_off()
-        handles, labels = axes.flat[0].get_legend_handles_labels()
-        handles.append(Line2D([], [], color="#8a8f98", alpha=0.5, linewidth=1))
-        labels.append("single steps (bold: moving mean)")
-        figure.legend(handles, labels, loc="outside upper left", ncols=min(4, len(labels)), frameon=False)
-        figure.savefig(path, dpi=160)
-    return Path(path)

@@ -1,6 +1,5 @@
-"""The report page: one HTML file with its data, styles and script inside."""
+"""The report page: one HTML file with its data, styles and scripts inside."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,16 +7,29 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from trl.jsonl import strict
-from trl.report.curves import COLOURS, HEIGHT, WIDTH, charts
-from trl.report.heatmap import MEASURES, measure_scale
-from trl.report.runlog import Run, load_run
+from trl.report import totals
+from trl.report.arms import GROUPING_RULE, Arm, differences, group_runs
+from trl.report.curves import (
+    AXES,
+    COLOURS,
+    DASHES,
+    MARKERS,
+    PANELS,
+    REWARD,
+    SHARES,
+    arm_curve,
+    arm_progress,
+    logged_metrics,
+)
+from trl.report.efficiency import Efficiency, efficiency
+from trl.report.heatmap import MEASURES
+from trl.report.runlog import Run
+from trl.report.samples import embedded_samples, short_numbers, to_script
 from trl.report.table import EvaluationTable
 
-SAMPLE_BYTES = 2_300_000
-"""Budget of the embedded samples; with curves and page the file stays below 3 MB."""
-LONGEST_QUERY = 900
-LONGEST_REPLY = 2_000
+PAGE_BYTES = 2_900_000
+"""What page, curves and samples may take together; samples are left out beyond it."""
+HERE = Path(__file__).parent
 
 
 def write_report(runs: Sequence[Run], output: str | Path, table: EvaluationTable | None = None) -> Path:
@@ -28,106 +40,83 @@ def write_report(runs: Sequence[Run], output: str | Path, table: EvaluationTable
     return path
 
 
-def load_runs(folders: Sequence[str | Path]) -> list[Run]:
-    """Runs, named by their folder, with its parent's name where two are equal.
+def render(runs: Sequence[Run], table: EvaluationTable | None = None, *, refresh: float | None = None) -> str:
+    """The page as text; everything that came from a model or a file is escaped.
 
-    Raises FileNotFoundError for a folder that is no run's.
+    ``refresh``: seconds after which the page asks its server for a newer one (``--live``); None: never.
     """
-    runs = [load_run(folder) for folder in folders]
-    names = [run.name for run in runs]
-    return [
-        run
-        if names.count(run.name) == 1
-        else Run("/".join(Path(folder).resolve().parts[-2:]), run.metrics, run.samples)
-        for run, folder in zip(runs, folders, strict=True)
-    ]
-
-
-def render(runs: Sequence[Run], table: EvaluationTable | None = None) -> str:
-    """The page as text; everything that came from a model or a file is escaped."""
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    main_charts, other_charts = charts(runs)
-    samples, shown, total = embedded_samples(runs)
-    return environment.get_template("template.html").render(
-        runs=[run.name for run in runs],
+    arms = group_runs(runs)
+    found = efficiency(arms)
+    curves = to_script(short_numbers(curve_data(runs, arms, found)))
+    parts = {
+        name: Markup((HERE / name).read_text("utf-8")) for name in ("page.css", "charts.js", "heatmap.js", "live.js")
+    }
+    room = PAGE_BYTES - len(curves.encode()) - sum(len(part.encode()) for part in parts.values()) - 40_000
+    samples, shown, total = embedded_samples(runs, room)
+    return environment.get_template("page.html").render(
+        arms=arms,
+        runs=runs,
+        axes=AXES,
         colours=len(COLOURS),
-        steps=[max((row["step"] for row in run.metrics), default=0) for run in runs],
+        dashes=DASHES,
+        headlines=[totals.headline(arm) for arm in arms],
+        findings=totals.findings(found) if found else {},
+        efficiency=totals.efficiency_table(found) if found else None,
+        baseline=found.baseline if found else None,
         table=table,
-        charts=main_charts,
-        other_charts=other_charts,
-        width=WIDTH,
-        height=HEIGHT,
+        final=totals.final_table(arms),
+        costs=totals.cost_table(arms) if any(run.metrics for run in runs) else None,
+        differences=differences(arms),
+        rule=GROUPING_RULE,
         measures=MEASURES,
         samples_shown=shown,
         samples_total=total,
-        data=samples,
+        refresh=refresh,
+        parts=parts,
+        curves=Markup(curves),
+        samples=Markup(samples),
     )
 
 
-def embedded_samples(runs: Sequence[Run], budget: int = SAMPLE_BYTES) -> tuple[Markup, int, int]:
-    """The samples as JSON that is safe inside ``<script>``, how many it holds and how many there were.
-
-    Beyond the budget, every n-th sample is kept, and each run's best and worst.
-    """
-    everything = [(index, sample) for index, run in enumerate(runs) for sample in run.samples]
-    packed = [_to_script(_pack(index, sample)) for index, sample in everything]
-    sizes = [len(row.encode()) for row in packed]
-    stride = 1
-    while sum(sizes[::stride]) > budget and stride < len(sizes):
-        stride += 1
-    keep = set(range(0, len(packed), stride))
-    if stride > 1:
-        keep |= _extremes(everything)
-    scales = {}
-    for measure in MEASURES:
-        scale = measure_scale((sample for _, sample in everything), measure)
-        scales[measure] = [scale.centre, scale.limit]
-    body = ",\n".join(packed[index] for index in sorted(keep))
-    head = _to_script({"runs": [run.name for run in runs], "scales": scales})
-    return Markup(f'{head[:-1]},"samples":[\n{body}\n]}}'), len(keep), len(packed)
-
-
-def _extremes(everything: Sequence[tuple[int, dict[str, Any]]], count: int = 5) -> set[int]:
-    chosen: set[int] = set()
-    for run in {run for run, _ in everything}:
-        scored = [i for i, (owner, s) in enumerate(everything) if owner == run and s.get("score") is not None]
-        scored.sort(key=lambda i: everything[i][1]["score"])
-        chosen |= {*scored[:count], *scored[-count:]}
-    return chosen
+def curve_data(runs: Sequence[Run], arms: Sequence[Arm], found: Efficiency | None) -> dict[str, Any]:
+    """What the page's script draws: arms with their axes, charts with a line per arm, and the efficiency figure."""
+    known, rest = logged_metrics(arms)
+    if not known:
+        known, rest = rest, []
+    owner = {id(run): index for index, arm in enumerate(arms) for run in arm.runs}
+    described: list[dict[str, Any]] = []
+    for index, arm in enumerate(arms):
+        style = {"dash": DASHES[index % len(DASHES)], "marker": MARKERS[index % len(MARKERS)]}
+        described.append({"name": arm.name, "colour": index % len(COLOURS), **style, "at": arm_progress(arm)})
+    return {
+        "axes": {
+            axis: label
+            for axis, label in AXES.items()
+            if axis == "step" or any(max(arm["at"].get(axis, [0])) for arm in described)
+        },
+        "arms": described,
+        "runs": [{"name": run.name, "arm": owner[id(run)]} for run in runs],
+        "charts": [chart(arms, key, behind=True) for key in known],
+        "others": [chart(arms, key, behind=False) for key in rest],
+        "target": None if found is None else {"name": found.baseline.name, "value": found.target, "chart": REWARD},
+        "efficiency": []
+        if found is None
+        else [[{"run": reach.run, "at": reach.at} for reach in reaches] for _, reaches in found.arms],
+        "reached": [] if found is None else [arms.index(arm) for arm, _ in found.arms],
+    }
 
 
-def _pack(run: int, sample: dict[str, Any]) -> list[Any]:
-    """[run, step, score, query, tokens, spans, reply, status]; numbers at three significant digits."""
-    tokens = [
-        [token["text"], *(_short(token.get(measure)) for measure in MEASURES)] for token in sample.get("tokens") or ()
+def chart(arms: Sequence[Arm], key: str, *, behind: bool) -> dict[str, Any]:
+    """A metric's lines, one per arm (None where it has no value); with the single runs ``behind`` them, or without."""
+    title, note = PANELS.get(key, (key, ""))
+    lines = [
+        None
+        if (curve := arm_curve(arm, key)) is None
+        else {"x": curve.steps, "y": curve.mean, "low": curve.low, "high": curve.high, "seeds": curve.seeds}
+        | {"runs": curve.runs if behind or not curve.steps else []}
+        for arm in arms
     ]
-    if not tokens and sample.get("response"):
-        tokens = [[sample["response"], None, None, None, None]]
-    spans = [[span["text"], span["polarity"], span.get("label")] for span in sample.get("spans") or ()]
-    query, reply = str(sample.get("query") or ""), sample.get("reply")
-    if len(query) > LONGEST_QUERY:  # a document: its start says which, its end is what the response follows
-        query = f"{query[: LONGEST_QUERY // 3]} […] {query[-LONGEST_QUERY * 2 // 3 :]}"
-    if reply and len(reply) > LONGEST_REPLY:
-        reply = f"{reply[:LONGEST_REPLY]} […]"
-    return [run, sample["step"], _short(sample.get("score")), query, tokens, spans, reply, sample.get("status")]
-
-
-def _short(value: Any) -> float | int | None:
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return None
-    short = strict(float(f"{value:.3g}"))
-    return int(short) if short is not None and short == int(short) else short
-
-
-def _to_script(value: Any) -> str:
-    """JSON in which no character can end the script element or start markup."""
-    text = json.dumps(strict(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return {"key": key, "title": title, "note": note, "most": 1 if key in SHARES else None, "lines": lines}

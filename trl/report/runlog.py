@@ -1,7 +1,9 @@
-"""A run's record on disk: ``metrics.jsonl`` and ``samples.jsonl``, and how they are read back."""
+"""A run's record on disk: ``metrics.jsonl``, ``samples.jsonl`` and ``run.json``, and how they are read back."""
 
+import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -10,6 +12,9 @@ from trl.jsonl import DataFileError, Row, cut_torn_line, dump_line, open_for_app
 
 METRICS_FILE = "metrics.jsonl"
 SAMPLES_FILE = "samples.jsonl"
+SETTINGS_FILE = "run.json"
+MATCH_RATE = "critic/match_rate"
+"""Share of the quoted spans that are in the text; derived from what was logged."""
 
 
 class RunLog:
@@ -53,20 +58,54 @@ class RunLog:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run folder holds, in order of steps."""
+    """What a run folder holds, in order of steps; ``settings`` are those of ``run.json``."""
 
     name: str
     metrics: list[Row]
     samples: list[Row]
+    settings: dict[str, Any] = field(default_factory=dict)
+    folder: Path = Path()
 
     def series(self, key: str) -> tuple[list[int], list[float]]:
-        """Steps and values of one metric, without the steps where it is missing or null."""
-        points = [(row["step"], row[key]) for row in self.metrics if isinstance(row.get(key), int | float)]
-        return [step for step, _ in points], [float(value) for _, value in points]
+        """Steps and values of one metric, without the steps where it is missing or no finite number."""
+        points = [(row["step"], value) for row in self.metrics if (value := finite(row.get(key))) is not None]
+        return [step for step, _ in points], [value for _, value in points]
+
+    @property
+    def last_step(self) -> int:
+        """0 before the first step."""
+        return max((row["step"] for row in self.metrics), default=0)
+
+    @property
+    def seed(self) -> int | None:
+        """The recorded one."""
+        found = self.settings.get("seed", self.settings.get("ppo_config", {}).get("seed"))
+        return found if isinstance(found, int) else None
 
 
-def load_run(folder: str | Path) -> Run:
-    """Read a run folder. Raises FileNotFoundError when it has neither of the two files.
+def finite(value: Any) -> float | None:
+    """``value`` as a finite number; None for all else."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def load_runs(folders: Sequence[str | Path], *, started_only: bool = False) -> list[Run]:
+    """Runs, named by their folder, with as many of its parents' names as tell it from the others.
+
+    Raises FileNotFoundError for a folder that is no run's; with ``started_only`` it is left out (not yet begun).
+    """
+    paths = list(dict.fromkeys(Path(folder).resolve() for folder in folders))
+    if started_only:
+        paths = [path for path in paths if any((path / name).exists() for name in (METRICS_FILE, SAMPLES_FILE))]
+    parts = 1
+    while len({path.parts[-parts:] for path in paths}) < len(paths):
+        parts += 1
+    return [load_run(path, "/".join(path.parts[-parts:])) for path in paths]
+
+
+def load_run(folder: str | Path, name: str | None = None) -> Run:
+    """Read a run folder, also one that is being written. Raises FileNotFoundError when it has neither of the two files.
 
     Where a run was resumed from an earlier checkpoint, the steps that it repeated replace the first ones.
     """
@@ -78,7 +117,29 @@ def load_run(folder: str | Path) -> Run:
     merged: dict[int, Row] = {}
     for row in metrics:
         merged.setdefault(row["step"], {}).update(row)
-    return Run(folder.resolve().name, list(merged.values()), samples)
+    rows = [row | _match_rate(row) for row in merged.values()]
+    return Run(name or folder.resolve().name, rows, samples, _settings(folder / SETTINGS_FILE), folder.resolve())
+
+
+def _match_rate(row: Row) -> Row:
+    matched, unmatched = finite(row.get("critic/matched")), finite(row.get("critic/unmatched"))
+    if matched is None or unmatched is None or not matched + unmatched:
+        return {}
+    return {MATCH_RATE: matched / (matched + unmatched)}
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    """The recorded settings and, as ``script``, what ran; empty without a file, or with one that is half written."""
+    try:
+        recorded = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    match recorded:
+        case {"args": dict(settings), "command": [_, str(script), *_]}:
+            return {"script": Path(script).name, **settings}
+        case {"args": dict(settings)}:
+            return settings
+    return {}
 
 
 def _steps(path: Path) -> list[Row]:
