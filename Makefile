@@ -33,8 +33,7 @@ test-distributed: install $(VENV)/.deepspeed
 	$(BIN)/python -m pytest -q -m distributed tests/distributed
 
 # Chromium as the system has it (apt-get install chromium), or what .venv/bin/playwright install chromium brings
-test-browser: install
-	$(BIN)/pip install --quiet -c requirements.txt -e '.[browser]'
+test-browser: install $(VENV)/.browser
 	$(BIN)/python -m pytest -q tests/report/browser.py
 
 lint: install
@@ -49,6 +48,10 @@ install: $(VENV)/.installed
 
 $(VENV)/.deepspeed: $(VENV)/.installed
 	$(BIN)/pip install --quiet -c requirements.txt -e '.[deepspeed]'
+	@touch $@
+
+$(VENV)/.browser: $(VENV)/.installed
+	$(BIN)/pip install --quiet -c requirements.txt -e '.[browser]'
 	@touch $@
 
 # torch first: a CPU build from a local package source if there is one; else, on Linux without an NVIDIA GPU,
