@@ -7,8 +7,9 @@ log line, exception text, reply or repr of this module holds it, also when a ser
 import asyncio
 import logging
 import os
+import queue
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -18,6 +19,7 @@ from trl.chat_session import ChatSession, Reply
 from trl.limits import Budget, RateLimit, run_share
 
 T = TypeVar("T")
+_Arrivals = queue.SimpleQueue[tuple[int, Reply, asyncio.Event] | None]
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 _REFUSED = frozenset({401, 403, 404})
@@ -81,8 +83,9 @@ class ChatClient:
                 f"no key for OpenAI: set the environment variable {KEY_VARIABLE}, "
                 "or give the base URL of another server"
             )
-        self.model = model
+        self.model, self.max_tokens = model, max_tokens
         self._deadline, self._max_retries, self._budget = deadline, max_retries, budget or Budget()
+        self._places = max(1, run_share(max_concurrency))
         settings: dict[str, Any] = {"model": model, "temperature": 0, "max_tokens": max_tokens}
         if stop:
             settings["stop"] = list(stop)
@@ -91,7 +94,7 @@ class ChatClient:
         self._session = ChatSession(
             self._client,
             settings,
-            max_concurrency=max(1, run_share(max_concurrency)),
+            max_concurrency=self._places,
             timeout=timeout,
             backoff=backoff,
             rate=rate or RateLimit(),
@@ -111,6 +114,25 @@ class ChatClient:
     def complete(self, prompts: Sequence[str], *, retry: bool = True) -> list[Reply]:
         """Ask every prompt as a user message; one reply each, in order, within ``deadline`` seconds."""
         return self._run(self._ask_all(prompts, self._max_retries if retry else 0, self._budget))
+
+    def complete_each(self, prompts: Sequence[str]) -> Iterator[tuple[int, Reply]]:
+        """(position, reply) of every prompt, asked as a user message, as the replies arrive.
+
+        A prompt's ``deadline`` counts from when there is a place on the wire for it. A reply counts as taken when the
+        next one is asked for, and its place waits for that: a caller that writes each reply down loses at most
+        ``max_concurrency`` of them to a kill. Closing the iterator stops the asking.
+        """
+        arrived: _Arrivals = queue.SimpleQueue()
+        work = asyncio.run_coroutine_threadsafe(self._ask_each(prompts, arrived), self._loop)
+        work.add_done_callback(lambda _: arrived.put(None))
+        try:
+            while (item := arrived.get()) is not None:
+                index, reply, taken = item
+                yield index, reply
+                self._loop.call_soon_threadsafe(taken.set)
+            work.result()
+        finally:
+            work.cancel()
 
     def preflight(self) -> Reply:
         """Ask one tiny question, once, to learn whether key, endpoint and model are accepted.
@@ -144,6 +166,21 @@ class ChatClient:
         except BaseException:  # also Ctrl-C: nothing may go on asking behind the caller's back
             future.cancel()
             raise
+
+    async def _ask_each(self, prompts: Sequence[str], arrived: "_Arrivals") -> None:
+        waiting = iter(enumerate(prompts))
+
+        async def worker() -> None:
+            for index, prompt in waiting:
+                limits: dict[str, Any] = {"max_retries": self._max_retries, "budget": self._budget}
+                reply = await self._session.ask(prompt, deadline=self._deadline, **limits)
+                taken = asyncio.Event()
+                arrived.put((index, reply, taken))
+                await taken.wait()
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self._places):
+                group.create_task(worker())
 
     async def _ask_all(self, prompts: Sequence[str], max_retries: int, budget: Budget) -> list[Reply]:
         asked = (

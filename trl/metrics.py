@@ -24,22 +24,25 @@ class Interval(NamedTuple):
 
 
 def bootstrap_interval(
-    values: ArrayLike, *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0
+    values: ArrayLike, *, confidence: float = 0.95, resamples: int = 10_000, seed: int = 0, block: int = 1
 ) -> Interval:
     """Mean of independent units (one value per prompt) with a percentile-bootstrap interval.
 
-    Efron & Tibshirani, An Introduction to the Bootstrap, §13.3. Raises ValueError on empty or non-finite
-    values: leave out undefined units, and count them, before calling.
+    Efron & Tibshirani, An Introduction to the Bootstrap, §13.3. ``block``: for values in order of time, which are
+    alike when they are near, resample runs of so many (the circular block bootstrap, Politis & Romano 1992).
+    Raises ValueError on empty or non-finite values: leave out undefined units, and count them, before calling.
     """
     data = np.asarray(values, dtype=np.float64)
     if data.ndim != 1 or data.size == 0 or not np.isfinite(data).all():
         raise ValueError(f"expected a non-empty vector of finite numbers, got shape {data.shape}: {data[:5]}…")
     generator = np.random.default_rng(seed)
     means = np.empty(resamples)
-    block = max(1, 2_000_000 // data.size)  # bounds the index matrix at 16 MB
-    for start in range(0, resamples, block):
-        stop = min(start + block, resamples)
-        means[start:stop] = data[generator.integers(0, data.size, (stop - start, data.size))].mean(axis=1)
+    rows = max(1, 2_000_000 // data.size)  # bounds the index matrix at 16 MB
+    for start in range(0, resamples, rows):
+        stop = min(start + rows, resamples)
+        firsts = generator.integers(0, data.size, (stop - start, -(-data.size // block)))
+        units = ((firsts[:, :, None] + np.arange(block)) % data.size).reshape(stop - start, -1)[:, : data.size]
+        means[start:stop] = data[units].mean(axis=1)
     tail = (1 - confidence) / 2
     low, high = np.quantile(means, [tail, 1 - tail])
     return Interval(float(data.mean()), float(low), float(high))
