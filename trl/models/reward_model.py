@@ -13,7 +13,7 @@ from transformers import AutoModel, PreTrainedModel
 
 from trl.models.reward_checkpoint import HEAD_KEY, load_public_body, read_public_state
 from trl.models.trunk import trunk_parameters
-from trl.models.value_head import find_file, load_lm, read_prefixed, switch_dropout_off
+from trl.models.value_head import find_file, fuse_gelu, load_lm, read_prefixed, switch_dropout_off
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +38,7 @@ class RewardModel(nn.Module):
         self.head = nn.Linear(width, 1, bias=False, dtype=torch.float32, device=backbone.device)
         nn.init.normal_(self.head.weight, std=(width + 1) ** -0.5)  # Stiennon et al. 2020, appendix B.1
         switch_dropout_off(backbone)
+        fuse_gelu(backbone)
 
     @classmethod
     def from_pretrained(

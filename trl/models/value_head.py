@@ -13,6 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.activations import NewGELUActivation
 from transformers.utils import PushToHubMixin, cached_file
 
 from trl.core import entropy_from_logits, logprobs_from_logits
@@ -62,6 +63,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module, PushToHubMixin):
         self.num_shared_layers = 0
         self._split: TrunkSplit | None = None
         switch_dropout_off(pretrained_model)
+        fuse_gelu(pretrained_model)
 
     @classmethod
     def from_pretrained(
@@ -225,6 +227,14 @@ def switch_dropout_off(lm: nn.Module) -> None:
         for attribute, value in vars(module).items():
             if "drop" in attribute and isinstance(value, float):
                 setattr(module, attribute, 0.0)
+
+
+def fuse_gelu(lm: nn.Module) -> None:
+    """Let GPT-2's activation be one operator: spelled out, it keeps some eight tensors of an MLP's width per block."""
+    for module in lm.modules():
+        for name, child in module.named_children():
+            if isinstance(child, NewGELUActivation):
+                setattr(module, name, nn.GELU(approximate="tanh"))
 
 
 _HUB_KWARGS = {"subfolder", "revision", "cache_dir", "token", "local_files_only", "force_download"}

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import InitProcessGroupKwargs, ProjectConfiguration
+from accelerate.utils import DistributedDataParallelKwargs, InitProcessGroupKwargs, ProjectConfiguration
 
 from trl.cpu_matmul import use_fast_matmul
 from trl.trainer.world import check_processes
@@ -37,6 +37,8 @@ def make_accelerator(
     kwargs: dict[str, Any] = {
         "log_with": log_with,
         "project_config": ProjectConfiguration(**{**folders, **(project_kwargs or {})}),
+        # no buffer of these models ever changes; sending them would make every pass a collective
+        "kwargs_handlers": [DistributedDataParallelKwargs(broadcast_buffers=False)],
     }
     if not torch.cuda.is_available():
         if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 from accelerate import Accelerator
+from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim import Optimizer
@@ -16,7 +17,7 @@ from torch.optim import Optimizer
 from trl.core import ppo_loss
 from trl.trainer.config import PPOConfig
 from trl.trainer.pretraining import PretrainingMix
-from trl.trainer.rollout import FirstPass, Sequences
+from trl.trainer.rollout import GraphPass, Sequences
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +50,8 @@ class Updater:
         self.networks, self.accelerator, self.config, self.pretraining = networks, accelerator, config, pretraining
         self.model = networks[0][0]
         self.value_model = networks[1][0] if len(networks) > 1 else None
+        # under DeepSpeed a pass is a collective where weights are partitioned: the same number on every process
+        self._may_group = accelerator.distributed_type != DistributedType.DEEPSPEED
         self._drops_out = any(isinstance(module, nn.Dropout) and module.p > 0 for module in self.model.modules())
 
     def whole_batch(self) -> list[nn.Module]:
@@ -56,7 +59,7 @@ class Updater:
 
         Dropout would make the rollout's numbers those of a thinned network.
         """
-        if self.config.mini_batch_size != self.config.batch_size or self._drops_out:
+        if self.config.mini_batch_size != self.config.batch_size or self._drops_out or not self._may_group:
             return []
         self.set_train_mode()
         return [model for model, _ in self.networks]
@@ -67,7 +70,7 @@ class Updater:
             model.train()
 
     def run(
-        self, sequences: Sequences, targets: Targets, trunk: list[Tensor] | None, first_pass: FirstPass | None = None
+        self, sequences: Sequences, targets: Targets, trunk: list[Tensor] | None, first_pass: GraphPass | None = None
     ) -> dict[str, float]:
         """Update the policy; returns token-weighted means of `ppo_loss`'s statistics and the counts.
 
@@ -133,7 +136,7 @@ class Updater:
         trunk: list[Tensor] | None,
         slices: list[list[int]],
         num_tokens: float,
-        first_pass: FirstPass | None,
+        first_pass: GraphPass | None,
         first: bool,
     ) -> tuple[str, dict[str, Tensor]]:
         """Gradients of one optimizer step: ``("ok", stats)``, or ``("skip" | "stop", {})`` with none left."""
@@ -146,8 +149,6 @@ class Updater:
         for k, rows in enumerate(slices):
             last = k == len(slices) - 1
             with nullcontext() if last else self._no_sync():
-                if first_pass is not None:
-                    rows = first_pass.rows
                 loss, stats, count = self._loss(sequences, targets, trunk, rows, num_tokens, first_pass)
                 verdict = self._judge(stats, count, num_tokens, check_first=first and k == 0)
                 if verdict != "ok":
@@ -166,17 +167,19 @@ class Updater:
         trunk: list[Tensor] | None,
         rows: list[int],
         num_tokens: float,
-        first_pass: FirstPass | None,
+        first_pass: GraphPass | None,
     ) -> tuple[Tensor, dict[str, Tensor], float]:
         """Loss of one mini-batch as its share of the optimizer step, statistics likewise, its token count."""
-        mask = targets.mask[rows]
-        if not rows:  # nothing left here, but other processes expect this one to take part
-            rows, mask = [0], torch.zeros_like(targets.mask[:1])
+        chosen = targets.mask if rows else torch.zeros_like(targets.mask)
+        # with nothing left here, other processes still expect this one to take part
+        done = first_pass or self._forward(sequences, chosen, trunk, rows or [0])
+        rows = done.rows
+        mask = chosen[rows]
         if first_pass is None:
-            logprobs, values = self._forward(sequences, trunk, rows, mask)
-        else:
+            logprobs, values = done.logprobs, done.values
+        else:  # of all tokens that exist
             trained = mask[sequences.exists[rows]]
-            logprobs, values = first_pass.logprobs[trained], first_pass.values[trained]
+            logprobs, values = done.logprobs[trained], done.values[trained]
         loss, stats = ppo_loss(
             logprobs,
             targets.logprobs[rows][mask],
@@ -193,11 +196,13 @@ class Updater:
         )
         return loss, stats, float(mask.sum())
 
-    def _forward(
-        self, sequences: Sequences, trunk: list[Tensor] | None, rows: list[int], mask: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Log-probs and values (M,) of the tokens that ``mask`` (b, N) chooses."""
-        ids, positions, labels = sequences.layout(rows, mask)
+    def _forward(self, sequences: Sequences, trained: Tensor, trunk: list[Tensor] | None, rows: list[int]) -> GraphPass:
+        """The policy's pass over these rows, for the tokens that ``trained`` (B, N) marks."""
+        groups = sequences.groups(rows) if self._may_group else [rows]
+        return GraphPass.joined([self._pass(sequences, trained, trunk, group) for group in groups])
+
+    def _pass(self, sequences: Sequences, trained: Tensor, trunk: list[Tensor] | None, rows: list[int]) -> GraphPass:
+        ids, positions, labels = sequences.layout(rows, trained[rows])
         if trunk is None:
             inputs = {"input_ids": ids}
         else:
@@ -205,7 +210,7 @@ class Updater:
         logprobs, _, values = self.model(positions=positions, next_ids=labels, **inputs)
         if self.value_model is not None:
             values = self.value_model(ids, positions=positions)
-        return logprobs, values
+        return GraphPass(rows, logprobs, values)
 
     def _judge(self, stats: dict[str, Tensor], count: float, num_tokens: float, check_first: bool) -> str:
         """The fate of a mini-batch, "ok", "skip" or "stop", from means over all processes: the same on each."""
