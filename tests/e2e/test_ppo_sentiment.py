@@ -1,7 +1,9 @@
 """The sentiment script as a user runs it: published flags, tiny local models, every critic that needs no network."""
 
+import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -97,7 +99,10 @@ def test_published_command_trains_and_saves_plain_files(names, tmp_path):
 def test_same_seed_same_run_and_an_old_run_is_not_overwritten(names, tmp_path):
     rows = []
     for name in ("a", "b"):
-        launch(SCRIPT, *published(names, tmp_path / name, "--critic", "lexicon", "--steps", "2", "--seed", "5"))
+        done = launch(SCRIPT, *published(names, tmp_path / name, "--critic", "lexicon", "--steps", "2", "--seed", "5"))
+        shown = [line.split("  ") for line in done.stderr.splitlines() if line.startswith("step ")]
+        assert [line[0] for line in shown] == ["step 1/2", "step 2/2"]  # no terminal: one line per step
+        assert [words.split()[0] for words in shown[0][1:4]] == ["reward", "KL", "critic"]
         rows.append([{k: v for k, v in row.items() if not k.startswith(("time/", "critic/latency"))}
                      for row in read_jsonl(tmp_path / name / "metrics.jsonl")])  # fmt: skip
     assert rows[0] == rows[1]
@@ -147,3 +152,21 @@ def test_held_out_reward_is_measured_and_training_is_not_touched(names, tmp_path
     assert rows[0]["eval/score"] != rows[3]["eval/score"]
     assert rows[0]["eval/no_verdict"] == 0
     assert (watched / "model.safetensors").read_bytes() == (plain / "model.safetensors").read_bytes()
+
+
+def test_a_terminal_shows_a_bar_with_the_time_left(names, tmp_path):
+    terminal, end = os.openpty()
+    command = [sys.executable, SCRIPT, *published(names, tmp_path / "run", "--critic", "lexicon", "--steps", "2")]
+    environment = ENVIRONMENT | {"TERM": "xterm", "COLUMNS": "160"}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=end) as process:
+        os.close(end)
+        shown = b""
+        with contextlib.suppress(OSError):  # Linux says so where the other end is closed
+            while chunk := os.read(terminal, 65536):
+                shown += chunk
+    os.close(terminal)
+    assert process.returncode == 0, shown[-2000:].decode(errors="replace")
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.decode())
+    assert re.search(r"━ 0/2 +-:--:-- +first step", text)  # the time left is known after a step
+    assert re.search(r"━ 2/2 +0:00:00 +reward [+-]\d.*KL .*critic hits \d+%.*s/step", text)
+    assert "step 1/2" not in text

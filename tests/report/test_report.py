@@ -11,12 +11,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 from rich.console import Console
 
 from tests.report.fake_run import sample, write_run
 from trl.jsonl import DataFileError
 from trl.report.figures import save_figures
-from trl.report.heatmap import heatmap_text, measure_scale, print_heatmap
+from trl.report.heatmap import POSITIVE_RGB, heatmap_text, measure_scale, print_heatmap
+from trl.report.heatmap_figure import extreme_samples, save_heatmap
 from trl.report.html import render
 from trl.report.runlog import Run, RunLog, load_runs
 from trl.report.table import EvaluationTable, rich_table
@@ -217,12 +219,31 @@ def test_a_wide_table_is_turned() -> None:
 def test_figures_are_png_and_pdf(run_folder: Path, tmp_path: Path) -> None:
     other = write_run(tmp_path / "ppo", steps=30, critic=False, seed=1)
     paths = save_figures(load_runs([other, run_folder]), tmp_path / "new" / "figures")
-    assert [path.name for path in paths] == ["curves.png", "curves.pdf", "efficiency.png", "efficiency.pdf"]
+    names = ["curves.png", "curves.pdf", "efficiency.png", "efficiency.pdf", "heatmap.png", "heatmap.pdf"]
+    assert [path.name for path in paths] == names
     for path in paths:
         assert path.read_bytes().startswith(b"\x89PNG" if path.suffix == ".png" else b"%PDF")
     assert [path.name for path in save_figures(load_runs([other]), tmp_path)] == ["curves.png", "curves.pdf"]
     with pytest.raises(DataFileError, match="nothing to plot"):
         save_figures([Run("empty", [], [])], tmp_path)
+
+
+def test_the_heat_map_shows_the_best_and_the_worst_of_the_last_quarter(tmp_path: Path) -> None:
+    rows = [
+        {"step": step, "score": score, "tokens": [{"text": " a$b_\u202e", "intrinsic": 0.5}, {"text": ""}] * 60}
+        for step, score in [(1, 9.0), (8, 2.0), (8, None), (8, float("nan")), (8, -1.0), (7, 1.0), (6, 0.0)]
+    ]
+    best, worst = extreme_samples(rows, count=2)
+    assert [row["score"] for row in best] == [2.0, 1.0] and [row["score"] for row in worst] == [-1.0, 0.0]
+    assert [row["score"] for row in extreme_samples(rows, count=3)[0]] == [9.0, 2.0]  # too few late ones
+    assert extreme_samples(rows[:1]) == ([], [])
+    assert save_heatmap(Run("few", [], rows[:1]), tmp_path / "no.png") is None and not (tmp_path / "no.png").exists()
+    path = save_heatmap(Run("odd", [], rows), tmp_path / "heatmap.png")
+    with Image.open(tmp_path / "heatmap.png") as image:
+        assert path and image.width == 1600 and image.height > 900  # of several lines each
+        colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 24) or ()}
+    full = tuple(round(255 * (1 - 0.6 * (1 - part / 255))) for part in POSITIVE_RGB)
+    assert any(max(abs(a - b) for a, b in zip(colour, full, strict=True)) <= 1 for colour in colours)
 
 
 def test_command(run_folder: Path, tmp_path: Path) -> None:

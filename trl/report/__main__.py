@@ -25,7 +25,7 @@ class Args:
     table: Path | None = None
     """An evaluation.json to show above the table of final values, in the page and here."""
     figures: Path | None = None
-    """Also write the curves, and the steps to the baseline's reward, as PNG and PDF to this folder."""
+    """Also write curves, steps to the baseline's reward and a heat map as PNG and PDF to this folder."""
     live: bool = False
     """Write no page but serve it on this machine while training goes on; runs that have not begun are waited for."""
     port: int = 8765

@@ -20,9 +20,9 @@ PANELS: dict[str, tuple[str, str]] = {
     "critic/hit_rate": ("Critic hit rate", "share of the critiqued responses with a quoted span in them"),
     MATCH_RATE: ("Span match rate", "share of the critic's quoted spans that are in the text"),
     "objective/entropy": ("Policy entropy", "nats per token"),
-    "time/step": ("Time per step", "seconds"),
     "loss": ("Loss", "supervised training"),
     "accuracy": ("Pairwise accuracy", "share of pairs in the right order"),
+    "time/step": ("Time per step", "seconds"),
 }
 """Metric → title and what it is, in the order shown."""
 SHARES = frozenset({"eval/share_positive", "critic/hit_rate", MATCH_RATE, "accuracy"})

@@ -1,4 +1,4 @@
-"""The page's figures for papers and READMEs: learning curves and sample efficiency as PNG and PDF."""
+"""The page's figures for papers and READMEs, as PNG and PDF: learning curves, sample efficiency, a heat map."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,17 +33,24 @@ STYLE: dict[Any, Any] = {
 
 
 def save_figures(runs: Sequence[Run], folder: str | Path) -> list[Path]:
-    """Write ``curves`` and, with two arms or more, ``efficiency`` as PNG and PDF; returns the paths.
+    """Write ``curves``, with two arms or more ``efficiency``, and ``heatmap`` as PNG and PDF; returns the paths.
+
+    The heat map is of the first run of the last arm that asks a critic; without one there is none.
 
     Raises DataFileError when no run logged one of `FIGURE_PANELS`.
     """
+    from trl.report.heatmap_figure import save_heatmap
+
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     paths = [save_curves(runs, folder / f"curves{suffix}") for suffix in SUFFIXES]
-    found = efficiency(group_runs(runs))
+    arms = group_runs(runs)
+    found = efficiency(arms)
     if found:
         paths += [save_efficiency(found, folder / f"efficiency{suffix}") for suffix in SUFFIXES]
-    return paths
+    critics = [arm for arm in arms if arm.asks_critic]
+    heatmaps = [save_heatmap(critics[-1].runs[0], folder / f"heatmap{suffix}") for suffix in SUFFIXES if critics]
+    return paths + [path for path in heatmaps if path is not None]
 
 
 def save_curves(runs: Sequence[Run], path: str | Path) -> Path:

@@ -56,10 +56,10 @@ def measure_scale(samples: Iterable[dict[str, Any]], measure: Measure) -> Scale:
 
 def heatmap_text(sample: dict[str, Any], measure: Measure, scale: Scale, *, colour: bool = True) -> Text:
     """One line: the query dimmed, then each response token on its colour (without colour: ``[+token]``)."""
-    line = Text(_visible(str(sample.get("query") or "")), style="dim")
+    line = Text(visible(str(sample.get("query") or "")), style="dim")
     for token in sample.get("tokens") or ():
         position = scale.position(token.get(measure))
-        text = _visible(str(token["text"]))
+        text = visible(str(token["text"]))
         if abs(position) < 0.05:
             line.append(text, style="not dim")
         elif colour:
@@ -86,7 +86,8 @@ def print_heatmap(
         console.print(Text.assemble((head, "bold"), text), highlight=False)
 
 
-def _visible(text: str) -> str:
+def visible(text: str) -> str:
+    """``text`` on one line, with signs in place of what would move it or its surroundings."""
     text = text.replace("\r", "").replace("\n", "↵").replace("\t", " ")
     # a terminal obeys control characters, and bidirectional ones move the text that follows
     return "".join("�" if category(c) == "Cc" or c in _BIDIRECTIONAL else c for c in text)

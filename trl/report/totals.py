@@ -144,7 +144,11 @@ def _mean_steps(arm: Arm) -> float:
     return float(np.mean([run.last_step for run in arm.runs]))
 
 
-def headline(arm: Arm) -> str | None:
-    """The arm's final reward as the page's large figure."""
-    values = final_values(arm, REWARD)
-    return mean_and_spread(values) if values else None
+def headline(arm: Arm) -> tuple[str, str]:
+    """The page's large figure for an arm, and what it is: the final value of its first metric."""
+    key = next((key for key in logged_metrics([arm])[0] if key != "time/step"), None)
+    if key is None:
+        return "–", "nothing logged yet"
+    return mean_and_spread(
+        final_values(arm, key)
+    ), "final reward" if key == REWARD else f"final {PANELS[key][0].lower()}"
