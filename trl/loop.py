@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from accelerate.utils import gather_object
 from peft import PeftModel
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -20,6 +21,7 @@ from transformers import BitsAndBytesConfig
 
 from trl.clients import EndpointAuthError
 from trl.core import merge_rewards
+from trl.critic import statistics
 from trl.critic.align import span_rewards
 from trl.critic.choose import make_critic
 from trl.critic.intrinsic import IntrinsicReward, PendingIntrinsic
@@ -300,7 +302,7 @@ class RunRecord:
             "objective/score": self.trainer.global_mean(scores),
             "objective/intrinsic": self.trainer.global_mean([float(r.sum()) for r in intrinsic] or [0.0]),
             "time/iteration": time.perf_counter() - self._started,
-            **(pending.stats if pending else {}),
+            **(statistics.of_processes(gather_object([pending.stats])) if pending else {}),
         }
         if self.held_out is not None and (self.done % self.held_out.every == 0 or self.done == self.total):
             stats |= self.held_out()

@@ -1,7 +1,7 @@
 """The ``critic/*`` statistics of one batch."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import get_args
 
 import numpy as np
@@ -47,6 +47,29 @@ def of_batch(
         "critic/latency": latency,
         **_of_endpoint(answers),
     }
+
+
+def of_processes(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The statistics of a step that several processes shared, from those of each, as `of_batch` gives them.
+
+    Counts and dollars add up; hit_rate is of all critiqued responses; of the waits, latency and latency_p95 are the
+    longest and latency_p50 is a mean, as mean_abs_intrinsic is.
+    """
+    found: dict[str, float] = {}
+    for key in dict.fromkeys(key for part in parts for key in part):
+        values = [part[key] for part in parts if key in part]
+        match key:
+            case "critic/hit_rate":
+                asked = [part["critic/requests"] for part in parts]
+                hits = sum(part[key] * count for part, count in zip(parts, asked, strict=True))
+                found[key] = hits / sum(asked) if any(asked) else 0.0
+            case "critic/latency" | "critic/latency_p95":
+                found[key] = max(values)
+            case "critic/latency_p50" | "critic/mean_abs_intrinsic":
+                found[key] = sum(values) / len(values)
+            case _:
+                found[key] = sum(values)
+    return found
 
 
 def _of_endpoint(answers: Sequence[Critique]) -> dict[str, float]:

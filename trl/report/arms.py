@@ -10,8 +10,8 @@ from trl.jsonl import dump_line
 from trl.report.runlog import Run
 
 NOT_SETTINGS = frozenset(
-    {"seed", "output_dir", "overwrite", "resume", "dry_run", "save_freq", "log_with", "tracker_project_name"}
-    | {"tracker_kwargs", "project_kwargs"}
+    {"seed", "output_dir", "overwrite", "resume", "dry_run", "save_freq", "save_steps", "keep_checkpoints"}
+    | {"log_with", "tracker_project_name", "tracker_kwargs", "project_kwargs"}
 )
 """What may differ within an arm: the seed, where results go, and what is kept or shown of them."""
 
