@@ -2,11 +2,13 @@
 
 import copy
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from peft.tuners.lora import LoraLayer
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trl.generation import eos_ids, neutral_defaults, whole_head_input
@@ -125,6 +127,31 @@ def _cut(new_tokens: Tensor, eos: Tensor, length: int | None) -> Tensor:
     response = new_tokens[:length]
     ends = torch.isin(response, eos).nonzero()
     return response[: int(ends[0]) + 1] if len(ends) else response
+
+
+@contextmanager
+@torch.no_grad()
+def merged_adapters(lm: nn.Module) -> Iterator[None]:
+    """LoRA's products added to the weights they adapt, for the block: sampling then runs none of its small layers.
+
+    Afterwards the weights are the same bits as before, which subtracting the products again would not give. Adapters
+    that are switched off, and those on quantised or partitioned weights, stay as they are.
+    """
+    layers = [m for m in lm.modules() if isinstance(m, LoraLayer) and isinstance(m, nn.Module)]
+    layers = [layer for layer in layers if not layer.disable_adapters and not layer.merged]
+    kept = [(p, p.detach().clone()) for layer in layers for p in layer.get_base_layer().parameters(recurse=False)]
+    if not all(p.is_floating_point() and p.numel() for p, _ in kept):
+        yield
+        return
+    for layer in layers:
+        layer.merge()
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.unmerge()
+        for parameter, original in kept:
+            parameter.copy_(original)
 
 
 class HalfPrecisionCopy:

@@ -22,7 +22,7 @@ from trl.trainer.accelerator import make_accelerator
 from trl.trainer.batches import ShardedBatches
 from trl.trainer.checks import check_batch
 from trl.trainer.config import PPOConfig
-from trl.trainer.generation import HalfPrecisionCopy, biasing_kwargs, context_length, sample
+from trl.trainer.generation import HalfPrecisionCopy, biasing_kwargs, context_length, merged_adapters, sample
 from trl.trainer.kl import AdaptiveKLController, FixedKLController
 from trl.trainer.pretraining import PretrainingMix
 from trl.trainer.rollout import Rollout, RolloutPasses, Sequences, reference_weights
@@ -159,7 +159,7 @@ class PPOTrainer:
 
         def responses_of(model: AutoModelForCausalLMWithValueHead, trained: bool) -> Any:
             lm = self._sampling_weights(model) if trained else model.base_lm
-            with self.accelerator.autocast():
+            with self.accelerator.autocast(), merged_adapters(lm):
                 new = sample(lm, self.tokenizer, prompts, lengths, batch_size, generation_kwargs)
             if return_prompt:
                 new = [torch.cat([q.cpu(), r]) for q, r in zip(prompts, new, strict=True)]
