@@ -82,7 +82,7 @@ def test_a_configured_reward_finds_each_rows_references(data: str, chat: bool) -
     environment, rows = task(data, "reward.json", chat)
     batch = as_batch(rows[:3])
     ids = [row["input_ids"][:2] for row in rows[:3]]
-    pending = environment.submit(batch, ["0", "2", "5"], ids)
+    pending = environment.submit(batch, ["0", "2", "5"], ids, 1)
     assert pending.result() == [1.0, 1.0, 0.0]
     assert pending.stats["reward/right"] == pytest.approx(2 / 3)
     held_out = {**batch, "completion_ids": [each.tolist() for each in ids]}
@@ -99,7 +99,7 @@ def test_columns_of_the_data_may_have_any_name(data: str) -> None:
     for reward in ("reward.json", "mine.py:keep"):
         environment, encoded = task(data, reward, False)
         ids = [row["input_ids"][:1] for row in encoded[:2]]
-        right = environment.submit(as_batch(encoded[:2]), ["0", "2"], ids).result()
+        right = environment.submit(as_batch(encoded[:2]), ["0", "2"], ids, 1).result()
         held_out = {**as_batch(encoded[:2]), "completion_ids": [each.tolist() for each in ids]}
         assert right == environment.score(held_out, ["0", "2"]) == [1.0, 1.0]
     seen = environment._reward._function.__globals__["seen"]  # type: ignore[union-attr]
@@ -110,7 +110,7 @@ def test_columns_of_the_data_may_have_any_name(data: str) -> None:
 def test_a_function_gets_conversations_ids_and_every_column(data: str, chat: bool) -> None:
     environment, rows = task(data, "mine.py:keep", chat)
     ids = [row["input_ids"][: n + 1] for n, row in enumerate(rows[:2])]
-    assert environment.submit(as_batch(rows[:2]), ["zero", "two"], ids).result() == [1.0, 2.0]
+    assert environment.submit(as_batch(rows[:2]), ["zero", "two"], ids, 1).result() == [1.0, 2.0]
     seen = environment._reward._function.__globals__["seen"]  # type: ignore[union-attr]
     if chat:
         system = {"role": "system", "content": "Be brief."}

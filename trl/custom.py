@@ -151,7 +151,6 @@ class TaskReward:
         self._reward, self._rows, self._tokenizer, self._chat = reward, rows, tokenizer, chat
         # of a configured reward, a column of the data can't be meant: it finds what it needs in references
         self._takes_own_columns = isinstance(reward, FunctionReward)
-        self._steps = 0
 
     @functools.cached_property
     def _by_prompt(self) -> "dict[str, TaskRow]":
@@ -163,14 +162,13 @@ class TaskReward:
         return found
 
     def submit(
-        self, batch: Mapping[str, list[Any]], texts: Sequence[str], responses: "Sequence[Tensor]"
+        self, batch: Mapping[str, list[Any]], texts: Sequence[str], responses: "Sequence[Tensor]", step: int
     ) -> "PendingReward":
-        """Start scoring a batch; failures count towards stopping the run."""
-        self._steps += 1
+        """Start scoring a batch of a training step; failures count towards stopping the run."""
         ids = [response.tolist() for response in responses]
         columns = self._columns(batch["row"], texts, ids)
         if not self._takes_own_columns:
-            columns["step"] = self._steps
+            columns["step"] = step
         return self._reward.submit(**columns)
 
     def score(self, batch: Mapping[str, list[Any]], texts: Sequence[str]) -> list[float]:
@@ -255,6 +253,7 @@ def batches_of(
     rows: Sequence[Mapping[str, Any]], trainer: "PPOTrainer", samples_per_prompt: int
 ) -> "DataLoader[dict[str, list[Any]]]":
     """Shuffled batches of this process's share, as lists by column, with each prompt ``samples_per_prompt`` times."""
+    import torch
     from torch.utils.data import DataLoader
 
     from trl.trainer.batches import ShardedBatches
@@ -270,7 +269,8 @@ def batches_of(
     def collate(group: list[Mapping[str, Any]]) -> dict[str, list[Any]]:
         return {key: [row[key] for row in group for _ in range(samples_per_prompt)] for key in group[0]}
 
-    return DataLoader(list(rows), batch_sampler=prompts, collate_fn=collate)  # type: ignore[arg-type]
+    own = torch.Generator()  # as in PPOTrainer: a pass leaves the global one as it is
+    return DataLoader(list(rows), batch_sampler=prompts, collate_fn=collate, generator=own)  # type: ignore[arg-type]
 
 
 def _plain(row: "TaskRow") -> str:

@@ -114,7 +114,7 @@ def main() -> None:
             responses = trainer.generate(batch["input_ids"], lengths, return_prompt=False)
             texts = record.decode(batch["input_ids"], responses)
             # scored, and then critiqued, while the trainer's own passes run; merged when these are done
-            scores = environment.submit(batch, texts, responses)
+            scores = environment.submit(batch, texts, responses, trainer.current_step + 1)
             pending = None
             if intrinsic:
                 pending = intrinsic.submit(batch["critic_ids"], responses, scores.result, batch["query"])

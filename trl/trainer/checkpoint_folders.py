@@ -17,6 +17,7 @@ from trl.jsonl import DataFileError
 logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"checkpoint-(\d+)")
+_LOOKED_FOR = ("config.json", "adapter_config.json")
 MARKER = "trainer.json"
 """Written last into a checkpoint, which counts only with it, and with every file as long as it says."""
 
@@ -54,7 +55,7 @@ def writing(working: Path) -> Iterator[None]:
 def put_in_place(working: Path, target: Path) -> None:
     """Sync ``working`` to disk and rename it to ``target``, which it replaces."""
     for path in [*sorted(working.rglob("*")), working]:
-        _sync(path)
+        sync(path)
     if target.exists():
         old = _beside(target, "old")
         shutil.rmtree(old, ignore_errors=True)
@@ -63,18 +64,22 @@ def put_in_place(working: Path, target: Path) -> None:
         shutil.rmtree(old)
     else:
         working.rename(target)
-    _sync(target.parent)
+    sync(target.parent)
 
 
-def move_files_into(working: Path, folder: Path, last: str = "config.json") -> None:
-    """Sync the files of ``working`` and move them into ``folder``, which may hold others; ``last`` goes last.
+def move_files_into(working: Path, folder: Path) -> None:
+    """Sync the files and folders of ``working`` and move them into ``folder``, which may hold others.
 
-    A loader looks for ``last`` first, so that it finds all files or none.
+    What a loader looks for first goes last, so that it finds all files or none.
     """
-    for path in sorted(working.iterdir(), key=lambda path: path.name == last):
-        _sync(path)
-        path.replace(folder / path.name)
-    _sync(folder)
+    for path in sorted(working.iterdir(), key=lambda path: (path.name in _LOOKED_FOR, path.name)):
+        if path.is_dir():
+            (folder / path.name).mkdir(exist_ok=True)
+            move_files_into(path, folder / path.name)
+        else:
+            sync(path)
+            path.replace(folder / path.name)
+    sync(folder)
     working.rmdir()
 
 
@@ -125,8 +130,8 @@ def find_checkpoint(folder: Path, wanted: str, latest: str) -> Path | None:
     path = Path(wanted)
     if read_marker(path) is None:
         raise DataFileError(
-            f"{path} is not a whole checkpoint (by its {MARKER}); give a folder called checkpoint-N that "
-            "--save_steps wrote, or no path for the newest"
+            f"{path} is not a whole checkpoint (by its {MARKER}); give a folder called checkpoint-N that a run of "
+            "this script saved, or no path for the newest"
         )
     return path
 
@@ -141,7 +146,8 @@ def _beside(target: Path, state: str) -> Path:
     return target.with_name(f".{target.name}.{state}")
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Have the disk hold a file's content, or a folder's list of names."""
     if path.is_dir() and os.name == "nt":
         return  # Windows can't open a folder to sync it
     descriptor = os.open(path, os.O_RDONLY)

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl.core import gae, set_seed
 from trl.models import AutoModelForCausalLMWithValueHead, RewardModel, create_reference_model
 from trl.models.value_head import switch_dropout_off
-from trl.trainer import statistics
+from trl.trainer import state, statistics
 from trl.trainer.accelerator import make_accelerator
 from trl.trainer.batches import ShardedBatches
 from trl.trainer.checks import check_batch
@@ -103,7 +103,6 @@ class PPOTrainer:
             trainable = [p for p in value_model.parameters() if p.requires_grad]
             value_optimizer = value_optimizer or torch.optim.Adam(trainable, lr=config.learning_rate, fused=True)
             networks.append(self.accelerator.prepare(value_model, value_optimizer))
-        self._prepared_value_model = networks[1][0] if value_model is not None else None
         self.lr_scheduler = lr_scheduler  # not prepared: accelerate would step it once per process
         self.dataloader = None if dataset is None else self._make_dataloader(dataset, data_collator)
 
@@ -298,19 +297,27 @@ class PPOTrainer:
     def save_pretrained(self, save_directory: str | Path) -> None:
         """Save policy, value head and tokenizer as ordinary `transformers` files, from the main process.
 
-        A separate value model goes to ``save_directory/value_model``.
+        A separate value model goes to ``save_directory/value_model``. Files that were there are replaced as the new
+        ones are whole; OSError where the disk is full.
         """
-        state = self.accelerator.get_state_dict(self.model)
-        if self.accelerator.is_main_process:
-            Path(save_directory).mkdir(parents=True, exist_ok=True)
-            self.policy.save_pretrained(save_directory, state_dict=state)
-            self.tokenizer.save_pretrained(str(save_directory))
-        if self.value_model is not None:
-            state = self.accelerator.get_state_dict(self._prepared_value_model)
-            if self.accelerator.is_main_process:
-                self.value_model.save_pretrained(Path(save_directory) / "value_model", state_dict=state)
-                self.tokenizer.save_pretrained(str(Path(save_directory) / "value_model"))
-        self.accelerator.wait_for_everyone()
+        state.save_model(self, Path(save_directory))
+
+    def save_state(self, folder: str | Path) -> None:
+        """Save all that a run needs to go on as if it had never stopped; called in every process.
+
+        That is what is trained (of a LoRA policy the adapters), optimizers, scheduler, KL coefficient, running
+        moments of the scores, random generators, the position in ``dataloader``, counters. ``folder`` is whole or not
+        there, whatever happens meanwhile; OSError where the disk is full.
+        """
+        state.save_state(self, Path(folder))
+
+    def load_state(self, folder: str | Path) -> None:
+        """Go on from `save_state`; called in every process, of a trainer that was made in the same way.
+
+        The next pass over ``dataloader`` is the rest of the one that was broken off. Raises ``DataFileError``, before
+        anything is changed, for a state of other settings, models, data or another number of processes.
+        """
+        state.load_state(self, Path(folder))
 
     # ------------------------------------------------------------------ helpers
 
@@ -327,7 +334,9 @@ class PPOTrainer:
             world=self.accelerator.num_processes,
             seed=self.config.seed,
         )
-        return DataLoader(dataset, batch_sampler=batches, collate_fn=data_collator or _as_lists)
+        # with a generator of its own, a pass leaves the global one as it is, also where it is taken up halfway
+        own = torch.Generator()
+        return DataLoader(dataset, batch_sampler=batches, collate_fn=data_collator or _as_lists, generator=own)
 
     def _warn_of_half_precision(self) -> None:
         half = [n for n, p in self.policy.named_parameters() if p.requires_grad and p.element_size() == 2]

@@ -1,16 +1,21 @@
 """SIGTERM and Ctrl-C as requests: the step in progress ends, the run is saved, then the program stops."""
 
 import logging
+import os
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 logger = logging.getLogger(__name__)
 
+_ECHO = 1.0
+"""Seconds in which a signal is the same request: launchers pass on the Ctrl-C that the terminal sent to all."""
+
 
 class StopRequest:
-    """Inside of the ``with`` block, the first SIGTERM or SIGINT only sets ``received``; a second one acts as ever.
+    """Inside of the ``with`` block, the first SIGTERM or SIGINT only sets ``received``; a later one acts as ever.
 
     In a thread other than the main one, where Python allows no handlers, signals act as ever.
     """
@@ -18,6 +23,7 @@ class StopRequest:
     def __init__(self) -> None:
         self.received: str | None = None
         """Name of the signal that came."""
+        self._received_at = 0.0
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
@@ -31,11 +37,12 @@ class StopRequest:
         self._restore()
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.received = signal.Signals(number).name
-        self._restore()
-        logger.warning(
-            "%s: the run ends after this step and is saved; the same signal again ends it now", self.received
-        )
+        if self.received is None:
+            self.received, self._received_at = signal.Signals(number).name, time.monotonic()
+            logger.warning("%s: the run ends after this step and is saved; once more ends it now", self.received)
+        elif time.monotonic() - self._received_at > _ECHO:
+            self._restore()
+            os.kill(os.getpid(), number)
 
     def _restore(self) -> None:
         for number, handler in self._before.items():
