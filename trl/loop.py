@@ -31,11 +31,14 @@ from trl.critic.types import Critic, Critique, Style
 from trl.evaluation import HeldOut
 from trl.failures import GoneError
 from trl.generation import added_text
+from trl.jsonl import DataFileError
 from trl.models import AutoModelForCausalLMWithValueHead
 from trl.report.runlog import RunLog
+from trl.resume import Checkpoints, budget_left
 from trl.rewards import ModerationReward, PerspectiveClient, PerspectiveReward, ToxicityReward
 from trl.run import RunArgs, ToxicityArgs
 from trl.trainer import PPOTrainer
+from trl.trainer.stop_signal import StopRequest
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +74,7 @@ def critic_of(
             lm=lm,
             tokenizer=tokenizer,
             half_precision=half_precision,
-            endpoint=args.critic_endpoint,
+            endpoint=args.critic_endpoint | budget_left(args),
             reward=reward,
             recording=args.critic_replay,
         )
@@ -112,6 +115,7 @@ def make_intrinsic(
         mode=args.reward_mode,
         score_bounds=score_bounds,
         log_path=Path(args.output_dir) / "critiques.jsonl",
+        step=lambda: trainer.current_step + 1,
     )
 
 
@@ -199,29 +203,39 @@ class RunRecord:
     """A run as it goes: its batches, metrics.jsonl, samples.jsonl, checkpoints, and progress for people.
 
     A rich bar on a terminal, one line per step elsewhere; only the main process writes and shows anything.
-    ``held_out`` is evaluated before the first step, as often as it says, and after the last step. When the critic or
-    the reward is gone for good (`GoneError`), the model so far is saved and the run ends with an error; a run of one
-    process saves it whatever fails.
+    ``held_out`` is evaluated before the first step, as often as it says, and after the last step. With ``--resume`` the
+    run goes on from a checkpoint. SIGTERM and Ctrl-C end it after the step in progress, with a checkpoint; so does the
+    loss of critic or reward for good (`GoneError`), and in a run of one process any failure.
     """
 
     def __init__(self, args: RunArgs, trainer: PPOTrainer, folder: Path, total: int, held_out: HeldOut | None = None):
         self.args, self.trainer, self.folder, self.total = args, trainer, folder, total
         self.held_out = held_out
-        self.done = 0
+        self._checkpoints = Checkpoints(args, trainer, folder)
+        self._stop = StopRequest()
         self._started = 0.0
         self._log: RunLog | None = None
         self._progress: Progress | None = None
         self._task: TaskID | None = None
 
+    @property
+    def done(self) -> int:
+        """Steps so far, those before a resume counted."""
+        return self.trainer.current_step
+
     def __enter__(self) -> Self:
+        self._checkpoints.take_up()
+        if self.done > self.total:
+            raise DataFileError(f"the checkpoint is of step {self.done} already, and this run ends at {self.total}")
+        self._stop.__enter__()
         if self.trainer.accelerator.is_main_process:
             self._log = RunLog(self.folder)
             if sys.stderr.isatty():
                 columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
                 self._progress = Progress(*columns, console=Console(stderr=True))
                 self._progress.start()
-                self._task = self._progress.add_task("first step", total=self.total)
-        if self.held_out is not None:
+                self._task = self._progress.add_task("first step", total=self.total, completed=self.done)
+        if self.held_out is not None and self.done == 0:
             before = self.held_out()
             if self._log is not None:
                 self._log.log_metrics(0, before)
@@ -234,24 +248,32 @@ class RunRecord:
             self._progress.stop()
         if self._log is not None:
             self._log.close()
-        if isinstance(error, GoneError | EndpointAuthError):
-            saved = self.folder / f"step-{self.done}"
-            self.trainer.save_pretrained(saved)
-            self.trainer.accelerator.end_training()
-            raise SystemExit(f"error: {error}. The model so far is in {saved}")
+        self._stop.__exit__(kind, error, trace)
         # several processes save together, and the others would wait for one that failed alone
         alone = self.trainer.accelerator.num_processes == 1
-        if isinstance(error, Exception) and not isinstance(error, OSError) and self.done and alone:
-            saved = self.folder / f"step-{self.done}"
-            self.trainer.save_pretrained(saved)
-            logger.error("the run failed after step %d; the model so far is in %s", self.done, saved)
+        if isinstance(error, GoneError | EndpointAuthError):
+            saved = self._save_what_there_is()
+            self.trainer.accelerator.end_training()
+            raise SystemExit(f"error: {error}{saved}")
+        if isinstance(error, Exception) and not isinstance(error, OSError) and alone:
+            logger.error("the run failed after step %d%s", self.done, self._save_what_there_is())
+
+    def _save_what_there_is(self) -> str:
+        """Save what a failed run has and say where: a checkpoint, or, where an update broke off, the model."""
+        if self.done == 0:
+            return ""
+        if self._checkpoints.is_between_steps:
+            return f". The model so far is in {self._checkpoints.save()}, and --resume goes on from there"
+        saved = self.folder / f"failed-{self.done + 1}"
+        self.trainer.save_pretrained(saved)
+        return f". The model, as it was when step {self.done + 1} failed, is in {saved}"
 
     def batches(self) -> Iterator[dict[str, Any]]:
-        """The data, ``--epochs`` times over, until ``--steps``."""
+        """What is left of the data, ``--epochs`` times over, until ``--steps``."""
         if self.trainer.dataloader is None:
             raise ValueError("the trainer has no data: pass dataset= to PPOTrainer")
-        epochs = itertools.repeat(self.trainer.dataloader, self.args.epochs)
-        for batch in itertools.islice(itertools.chain.from_iterable(epochs), self.total):
+        passes = itertools.chain.from_iterable(itertools.repeat(self.trainer.dataloader))
+        for batch in itertools.islice(passes, self.total - self.done):
             self._started = time.perf_counter()
             yield batch
 
@@ -294,8 +316,7 @@ class RunRecord:
         scores: Sequence[float],
         pending: PendingIntrinsic | None,
     ) -> None:
-        """Keep and show one finished step; save the model where ``--save_freq`` says so."""
-        self.done += 1
+        """Keep and show one finished step; save a checkpoint where ``--save_freq`` or a signal says so."""
         intrinsic = pending.result() if pending else []
         stats = {
             **stats,
@@ -320,8 +341,14 @@ class RunRecord:
                 self.done, sample_rows(batch["query"], texts, scores, tokens, rollout, intrinsic, critiques)
             )
             self._show(stats)
-        if self.args.save_freq and self.done % self.args.save_freq == 0 and self.done < self.total:
-            self.trainer.save_pretrained(self.folder / f"step-{self.done}")
+        self._checkpoints.note()
+        stopping = self.trainer.global_mean([float(self._stop.received is not None)]) > 0
+        is_due = self.args.save_freq and (self.done == self.total or self.done % self.args.save_freq == 0)
+        if is_due or stopping:
+            self._checkpoints.save()
+        if stopping and self.done < self.total:
+            self.trainer.accelerator.end_training()
+            raise SystemExit(f"stopped after step {self.done} of {self.total}; --resume goes on from there")
 
     def _show(self, stats: dict[str, float]) -> None:
         text = f"reward {stats['objective/score']:+.2f}  KL {stats['objective/kl']:.2f}"

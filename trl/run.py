@@ -94,7 +94,13 @@ class RunArgs:
     output_dir: OutputDir = "outputs/run"
     """Run folder: the final model, metrics.jsonl, samples.jsonl, critiques.jsonl, run.json."""
     save_freq: int | None = None
-    """Save the model every this many steps, to OUTPUT_DIR/step-N."""
+    """Save OUTPUT_DIR/checkpoint-N every this many steps and after the last: a model folder like the final one, and in
+    it the state to resume from."""
+    keep_checkpoints: int = 2
+    """How many checkpoints stay on disk."""
+    resume: str | None = None
+    """Go on from a checkpoint folder, or from the newest in output_dir (--resume alone; without any, the run starts
+    from the beginning)."""
     eval_every: int | None = None
     """Mean environment reward on held-out prompts every this many steps, before the first and after the last."""
     eval_prompts: int = 64
@@ -105,10 +111,13 @@ class RunArgs:
     """Check everything, print the plan, ask the critic once, train nothing."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "steps", "num_shared_layers", "save_freq", "eval_every", "eval_prompts"):
+        counts = ("epochs", "steps", "num_shared_layers", "save_freq", "keep_checkpoints", "eval_every", "eval_prompts")
+        for name in counts:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"--{name} must be at least 1, got {value}; leave it out for the default")
+        if self.resume is not None and self.overwrite:
+            raise ValueError("--resume goes on with the run that --overwrite would remove; give one of them")
         for name in ("positive_reward_value", "negative_reward_value", "intrinsic_reward_threshold"):
             if math.isnan(getattr(self, name)):
                 raise ValueError(f"--{name} must be a number, got NaN")
@@ -219,6 +228,7 @@ class ScriptArgs(Protocol):
     __dataclass_fields__: ClassVar[dict[str, Any]]
     output_dir: OutputDir
     overwrite: bool
+    resume: str | None
 
     @classmethod
     def builtin(cls) -> Self:
@@ -295,20 +305,21 @@ def start_logging() -> None:
 def prepare_output_dir(args: ScriptArgs, is_main: bool = True) -> Path:
     """Create the run folder and write run.json (command and settings, which hold no key).
 
-    An earlier run there is an error unless ``--overwrite`` was given: results are not lost by repeating a
-    command.
+    An earlier run there is an error unless it is resumed or ``--overwrite`` was given: results are not lost by
+    repeating a command.
     """
     folder = Path(args.output_dir)
     if not is_main:
         return folder
-    if (folder / "metrics.jsonl").exists():
+    if (folder / "metrics.jsonl").exists() and not _is_resumed(args, folder):
         if not args.overwrite:
             raise SystemExit(
-                f"error: {folder} already holds a run; give another --output_dir, or --overwrite to replace it"
+                f"error: {folder} already holds a run; give another --output_dir, --resume to go on with it, or "
+                "--overwrite to replace it"
             )
-        for stale in ("metrics.jsonl", "samples.jsonl", "critiques.jsonl"):
+        for stale in ("metrics.jsonl", "samples.jsonl", "critiques.jsonl", "critiques.lost.jsonl"):
             (folder / stale).unlink(missing_ok=True)
-        for checkpoint in (*folder.glob("step-*/"), *folder.glob("checkpoint-*/")):
+        for checkpoint in (*folder.glob("checkpoint-*/"), *folder.glob("failed-*/")):
             shutil.rmtree(checkpoint)
     folder.mkdir(parents=True, exist_ok=True)
     recorded = {name: value for name, value in asdict(args).items() if name != "perspective_api"}
@@ -317,6 +328,10 @@ def prepare_output_dir(args: ScriptArgs, is_main: bool = True) -> Path:
     text = re.sub(r"//[^/\s\"@]+@", "//***@", json.dumps(settings, indent=2))
     (folder / "run.json").write_text(text + "\n")
     return folder
+
+
+def _is_resumed(args: ScriptArgs, folder: Path) -> bool:
+    return args.resume is not None and (args.resume == LATEST or Path(args.resume).resolve().parent == folder.resolve())
 
 
 def _without_keys(argv: Sequence[str]) -> list[str]:

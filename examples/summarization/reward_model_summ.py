@@ -117,8 +117,7 @@ def main() -> None:
             print(f"steps       {len(trainer.batches):,} of up to {args.batch_size} pairs per process")
             print(f"run folder  {args.output_dir}")
         return
-    if args.resume is None:
-        prepare_output_dir(args, is_main)
+    prepare_output_dir(args, is_main)
 
     # 3. the loop, checkpoints and the final model
     metrics = trainer.train()

@@ -149,7 +149,7 @@ def test_when_the_reward_is_gone_the_model_is_saved_and_the_run_fails(task: Path
     assert metrics[2]["reward/mine_failed"] == 1
     # 16 good ones; more than 80 % of the last 88 are bad from step 11 on, which therefore does not end
     assert [row["step"] for row in metrics] == list(range(1, 11))
-    saved = out / "step-10"
+    saved = out / "checkpoint-10"
     assert str(saved) in last
     assert AutoModelForCausalLM.from_pretrained(saved).config.num_hidden_layers == 2
 
@@ -176,6 +176,6 @@ def test_a_function_that_fails_later_costs_no_finished_step(task: Path, tmp_path
     done = launch(*flags(task, f"{tmp_path / 'later.py'}:reward", out, eval_every=100), check=False)
     assert done.returncode != 0
     assert "ZeroDivisionError" in done.stderr
-    (saved,) = out.glob("step-*")
-    assert f"the model so far is in {saved}" in done.stderr
+    (saved,) = out.glob("checkpoint-*")
+    assert f"The model so far is in {saved}" in done.stderr
     assert AutoModelForCausalLM.from_pretrained(saved).config.num_hidden_layers == 2

@@ -92,7 +92,7 @@ def test_published_command_trains_and_saves_plain_files(names, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(out)
     assert model.config.num_hidden_layers == 4
     assert pipeline("text-generation", str(out))("The film", max_new_tokens=2)
-    assert AutoModelForCausalLM.from_pretrained(out / "step-2")
+    assert AutoModelForCausalLM.from_pretrained(out / "checkpoint-4")
     assert "sk-secret" not in "".join(p.read_text(errors="ignore") for p in out.rglob("*.json*"))
 
 

@@ -101,7 +101,7 @@ def test_published_command(names, tmp_path):
     metrics = read_jsonl(out / "metrics.jsonl")
     assert [row["step"] for row in metrics] == [1, 2, 3, 4]  # 8 and 2 of ten posts, 2 epochs
     assert metrics[0]["objective/kl"] == 0
-    assert (out / "step-3" / "config.json").exists()
+    assert (out / "checkpoint-3" / "config.json").exists()
     settings = json.loads((out / "run.json").read_text())["args"]
     assert settings["ppo_config"]["use_score_scaling"] is True
     before, after = (AutoModelForCausalLM.from_pretrained(path).state_dict() for path in (names["policy"], out))

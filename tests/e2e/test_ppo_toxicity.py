@@ -127,7 +127,7 @@ def test_published_command_with_perspective(names, tmp_path):
     assert "429" not in done.stderr  # asked again, and answered
 
     assert AutoModelForCausalLM.from_pretrained(out).config.num_hidden_layers == 2
-    assert (out / "step-3" / "value_head.safetensors").exists()
+    assert (out / "checkpoint-3" / "value_head.safetensors").exists()
     for secret in (KEY, OPENAI_KEY):
         assert_nowhere(secret, done, out)
 

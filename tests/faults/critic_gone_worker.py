@@ -26,7 +26,9 @@ intrinsic = IntrinsicReward(
 )
 queries, responses = BATCH
 scores = [0.0] * len(queries)
+batch, texts = {"input_ids": queries, "query": ["a"] * 8}, ["b"] * 8
 with RunRecord(RunArgs(), trainer, Path(folder), total=20) as record:
     for _ in range(20):
         pending = intrinsic.submit(queries, responses, scores)
-        trainer.step(queries, responses, record.merged(scores, pending), scores_are_scaled=True)
+        stats = trainer.step(queries, responses, record.merged(scores, pending), scores_are_scaled=True)
+        record.step(stats, batch, responses, texts, scores, pending)

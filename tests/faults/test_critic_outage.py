@@ -70,7 +70,7 @@ def test_a_run_bears_outages_and_stops_with_its_model_when_the_critic_is_gone(
     assert metrics[0]["critic/latency_p50"] <= metrics[0]["critic/latency_p95"]
     assert all(row["tokens/responses"] > 0 and row["ppo/skipped_minibatches"] == 0 for row in metrics)
 
-    saved = out / f"step-{len(metrics)}"
+    saved = out / f"checkpoint-{len(metrics)}"
     assert str(saved) in last
     assert AutoModelForCausalLM.from_pretrained(saved).config.num_hidden_layers == 4
     assert len(read_jsonl(out / "critiques.jsonl")) == sum(asked)
@@ -126,6 +126,6 @@ def test_when_one_process_loses_its_critic_all_stop_and_save(tmp_path: Path) -> 
     assert "error: the critic has not answered for" in done.stderr, done.stderr[-3000:]
     assert "error: the critic or reward of another process is gone" in done.stderr
     assert "HTTP 500" in done.stderr
-    (saved,) = (tmp_path / "out").glob("step-*")
+    (saved,) = (tmp_path / "out").glob("checkpoint-*")
     assert AutoModelForCausalLM.from_pretrained(saved).config.num_hidden_layers == 2
     assert time.monotonic() - begin < 120

@@ -1,6 +1,7 @@
 """IntrinsicReward: a batch of responses → which to critique → critiques → one reward per token."""
 
 import copy
+import itertools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -71,6 +72,7 @@ class IntrinsicReward:
         score_bounds: scores that the critic is shown as 0 and 10 (the summary style shows it a score out of 10);
             linear between them, cut off beyond. None: shown as they are.
         log_path: file that keeps every critique with its request and rewards, see :class:`trl.critic.log.CritiqueLog`.
+        step: says which training step a batch is of, for that file. Default: batches are counted from 1.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class IntrinsicReward:
         mode: RewardMode = "each",
         score_bounds: tuple[float, float] | None = None,
         log_path: str | Path | None = None,
+        step: Callable[[], int] | None = None,
     ) -> None:
         if style not in get_args(Style):
             raise ValueError(f"style is {style!r}; expected one of {', '.join(get_args(Style))}")
@@ -100,6 +103,7 @@ class IntrinsicReward:
         self._tokenizer = copy.deepcopy(tokenizer)
         self._positive, self._negative = positive_value, negative_value
         self._log = None if log_path is None else CritiqueLog(log_path)
+        self._step = step or itertools.count(1).__next__
         # Its thread is a daemon: a process that fails elsewhere does not wait for the critic before it ends.
         self._worker = ThreadPool(1)
 
@@ -135,7 +139,8 @@ class IntrinsicReward:
         query_ids = [self._shown_query(query) for query in queries]
         response_ids = [response.tolist() for response in responses]
         texts = list(documents) if documents is not None else [None] * len(query_ids)
-        return PendingIntrinsic(self._worker.apply_async(self._work, (query_ids, response_ids, values, texts)))
+        work = (self._step(), query_ids, response_ids, values, texts)
+        return PendingIntrinsic(self._worker.apply_async(self._work, work))
 
     def _shown_query(self, query: Tensor) -> list[int]:
         """In the summary style the query is the document, which the critic is shown apart."""
@@ -156,6 +161,7 @@ class IntrinsicReward:
 
     def _work(
         self,
+        step: int,
         queries: list[list[int]],
         responses: list[list[int]],
         values: list[float] | Callable[[], Sequence[float]],
@@ -181,7 +187,7 @@ class IntrinsicReward:
         ]
         rewards = [self._rewards(*pair) for pair in zip(critiques, placed, strict=True)]
         if self._log is not None and requests:
-            self._log.write(list(requests.values()), answers, [rewards[i] for i in requests])
+            self._log.write(step, list(requests.values()), answers, [rewards[i] for i in requests])
         skipped, latency = len(scores) - len(requests), time.perf_counter() - begin
         return _Outcome(rewards, critiques, statistics.of_batch(answers, skipped, placed, rewards, latency))
 

@@ -15,23 +15,21 @@ FILE = "critiques.jsonl"
 class CritiqueLog:
     """Appends to one file, which several processes may share: each batch is a single write.
 
-    A row is ``{batch, request: {text, document, score, start}, status, reply, error, spans, call, rewards}``: a
-    recording that :class:`trl.critic.replay.ReplayCritic` reads, and more. ``batch`` counts this process's batches
-    from 1, ``call`` says what an endpoint took, ``rewards`` has one number per response token.
+    A row is ``{step, request: {text, document, score, start}, status, reply, error, spans, call, rewards}``: a
+    recording that :class:`trl.critic.replay.ReplayCritic` reads, and more. ``step`` is the training step, ``call`` says
+    what an endpoint took, ``rewards`` has one number per response token.
     """
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
-        self._batch = 0
 
     def write(
-        self, requests: Sequence[CritiqueRequest], critiques: Sequence[Critique], rewards: Sequence[Tensor]
+        self, step: int, requests: Sequence[CritiqueRequest], critiques: Sequence[Critique], rewards: Sequence[Tensor]
     ) -> None:
         """Append one batch. Raises OSError when the file can't be written."""
-        self._batch += 1
         rows = [
             {
-                "batch": self._batch,
+                "step": step,
                 "request": asdict(request),
                 **asdict(critique),
                 "rewards": [round(value, 5) for value in reward.tolist()],
