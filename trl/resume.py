@@ -61,8 +61,7 @@ class Checkpoints:
     def __init__(self, args: RunArgs, trainer: PPOTrainer, folder: Path):
         self._args, self._trainer, self._folder = args, trainer, folder
         self._is_main = trainer.accelerator.is_main_process
-        self._moment = snapshot(trainer)
-        self._versions = self._weights_versions()
+        self.note()
 
     def take_up(self) -> None:
         """With ``--resume``, go on from a checkpoint, and cut the run's files back to it.
@@ -121,17 +120,12 @@ class Checkpoints:
 
     def note(self) -> None:
         """Remember this moment, the end of a step."""
-        self._moment, self._versions = snapshot(self._trainer), self._weights_versions()
+        self._moment, self._updates = snapshot(self._trainer), self._trainer.updater.steps_taken
 
     @property
     def is_between_steps(self) -> bool:
         """Whether the weights are still those of the last `note`, so that it can be saved."""
-        return self._versions == self._weights_versions()
-
-    def _weights_versions(self) -> list[int]:
-        # torch counts in-place changes of every tensor, whoever makes them
-        networks = [network for network, _ in self._trainer.updater.networks]
-        return [p._version for network in networks for p in network.parameters() if p.requires_grad]
+        return self._updates == self._trainer.updater.steps_taken
 
     def save(self) -> Path:
         """Write checkpoint-N as of the last `note`, and remove those that are too many. OSError on a full disk."""

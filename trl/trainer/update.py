@@ -52,6 +52,8 @@ class Updater:
         self.value_model = networks[1][0] if len(networks) > 1 else None
         # under DeepSpeed a pass is a collective where weights are partitioned: the same number on every process
         self._may_group = accelerator.distributed_type != DistributedType.DEEPSPEED
+        self.steps_taken = 0
+        """Optimizer steps of all calls of `run`."""
         self._drops_out = any(isinstance(module, nn.Dropout) and module.p > 0 for module in self.model.modules())
 
     def whole_batch(self) -> list[nn.Module]:
@@ -243,6 +245,7 @@ class Updater:
         return "ok"
 
     def _apply_gradients(self) -> None:
+        self.steps_taken += 1
         for model, optimizer in self.networks:
             if self.config.max_grad_norm is not None:
                 self.accelerator.clip_grad_norm_(model.parameters(), self.config.max_grad_norm)
