@@ -119,8 +119,10 @@ class Checkpoints:
             os.truncate(path, size)
 
     def note(self) -> None:
-        """Remember this moment, the end of a step."""
+        """Remember this moment, the end of a step, in which no process writes to the run's files."""
         self._moment, self._updates = snapshot(self._trainer), self._trainer.updater.steps_taken
+        paths = (self._folder / name for name in LOGS)
+        self._sizes = {path.name: path.stat().st_size for path in paths if path.exists()}
 
     @property
     def is_between_steps(self) -> bool:
@@ -141,19 +143,14 @@ class Checkpoints:
         accelerator.wait_for_everyone()
         if self._is_main:
             with writing(working):
-                marker = {"step": step, "settings": _settings(self._args), "logs": self._log_sizes()}
+                for name in self._sizes:
+                    sync(self._folder / name)
+                marker = {"step": step, "settings": _settings(self._args), "logs": self._sizes}
                 write_marker(working, marker)
                 put_in_place(working, target)
             remove_oldest(self._folder, self._args.keep_checkpoints)
         accelerator.wait_for_everyone()
         return target
-
-    def _log_sizes(self) -> dict[str, int]:
-        """Length of the run's files, all of it on disk; no process writes to them meanwhile."""
-        paths = [self._folder / name for name in LOGS if (self._folder / name).exists()]
-        for path in paths:
-            sync(path)
-        return {path.name: path.stat().st_size for path in paths}
 
 
 def _settings(args: RunArgs) -> dict[str, Any]:
