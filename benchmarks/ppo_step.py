@@ -28,6 +28,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GPT2Config
 
 from trl.builtin import resolve_model
+from trl.plan import Workload, find_shape, flops_plan
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKER = ROOT / "benchmarks" / "peer" / "ppo_worker.py"
@@ -88,21 +89,11 @@ def run_side(python: str, work: dict[str, Any], result: Path) -> dict[str, Any]:
 
 
 def step_flops(shape: Shape, folder: str) -> float:
-    """Multiply-adds, times 2, of one step: see benchmarks/README.md for the model."""
-    config = AutoConfig.from_pretrained(folder)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    blocks, width = config.num_hidden_layers, config.hidden_size
-    head = config.vocab_size * width
-    lower = sum(p.numel() for p in model.base_model.parameters() if p.dim() > 1) - head
-    if shape.gpt2:
-        lower -= config.n_positions * width
-    tokens, length = shape.batch * (shape.query[1] + shape.response[1] - 1), shape.query[1] + shape.response[1] - 1
-    block = 2 * lower / blocks * tokens + 4 * tokens * length * width  # weights, then scores and mixing
-    logits = 2 * head * shape.batch * shape.response[1]
-    top = blocks - shape.shared
-    trained = 3 * top * block + (2 if shape.shared else 3) * logits
-    return shape.shared * block + top * block + logits + shape.epochs * trained
+    """FLOPs of passes and update: see benchmarks/README.md for the model."""
+    (prompt, _), (response, _) = shape.query, shape.response  # of equal lengths wherever steps are measured
+    work = Workload(shape.batch, prompt, response, shape.epochs, shape.shared, whole_batch=True)
+    plan = flops_plan(find_shape(folder), work)
+    return plan.passes + plan.update
 
 
 def matmul_flops_per_second(shape: Shape, folder: str, threads: int) -> float:

@@ -15,7 +15,7 @@ from trl.trainer.update import Targets
 PROMPT, RESPONSE, BATCH, EPOCHS = 20, 12, 8, 2
 
 
-def counted(lm, *, shared=0, rank=0, value_lm=None):
+def counted(lm, *, shared=0, rank=0, value_lm=None, mini_batch=BATCH // 2):
     """FLOPs of generation, passes and update, as torch counts them."""
     for model in (lm, *([] if value_lm is None else [value_lm])):
         model.set_attn_implementation("eager")  # torch does not count the fused kernels of a CPU
@@ -25,7 +25,7 @@ def counted(lm, *, shared=0, rank=0, value_lm=None):
     if value_model is not None and shared:
         value_model.freeze_lower_blocks(shared)
     trainer = PPOTrainer(
-        PPOConfig(batch_size=BATCH, mini_batch_size=BATCH // 2, ppo_epochs=EPOCHS),
+        PPOConfig(batch_size=BATCH, mini_batch_size=mini_batch, ppo_epochs=EPOCHS),
         policy,
         tokenizer=tiny_tokenizer(),
         num_shared_layers=shared or None,
@@ -36,19 +36,26 @@ def counted(lm, *, shared=0, rank=0, value_lm=None):
         trainer.generate(queries, max_new_tokens=RESPONSE, min_new_tokens=RESPONSE)
     sequences = Sequences(queries, responses, torch.device("cpu"))
     with FlopCounterMode(display=False) as passes:
-        rollout = trainer.passes.run(sequences)
+        rollout = trainer.passes.run(sequences, trainer.updater.whole_batch())
     advantages = torch.linspace(-1, 1, sequences.exists.numel()).view(sequences.exists.shape)
     targets = Targets(sequences.exists, rollout.logprobs, rollout.values, advantages, advantages)
     with FlopCounterMode(display=False) as update:
-        trainer.updater.run(sequences, targets, rollout.trunk)
+        trainer.updater.run(sequences, targets, rollout.trunk, rollout.first_pass)
     return [counter.get_total_flops() for counter in (generation, passes, update)]
 
 
-def planned(lm, *, shared=0, rank=0, value_lm=None, checkpointing=False):
-    work = Workload(BATCH, PROMPT, RESPONSE, EPOCHS, shared, rank, checkpointing)
+def planned(lm, *, shared=0, rank=0, value_lm=None, checkpointing=False, whole_batch=False):
+    work = Workload(BATCH, PROMPT, RESPONSE, EPOCHS, shared, rank, checkpointing, whole_batch)
     value_shape = None if value_lm is None else shape_of(value_lm.config, "value model")
     plan = flops_plan(shape_of(lm.config, "policy"), work, value_model=value_shape)
     return [plan.generate, plan.passes, plan.update]
+
+
+@pytest.mark.parametrize("shared", [0, 2])
+def test_a_step_of_the_whole_batch_saves_a_pass(shared):
+    expected = counted(tiny_llama(layers=3), shared=shared, mini_batch=BATCH, value_lm=tiny_gpt2(layers=3))
+    found = planned(tiny_llama(layers=3), shared=shared, whole_batch=True, value_lm=tiny_gpt2(layers=3))
+    assert found == pytest.approx(expected, rel=0.02)
 
 
 @pytest.mark.parametrize("shared", [0, 2])

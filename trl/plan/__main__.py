@@ -181,6 +181,7 @@ def report(args: Args) -> str:
         shared_layers=args.num_shared_layers,
         lora_rank=args.lora_r,
         checkpointing=args.gradient_checkpointing,
+        whole_batch=args.mini_batch in (None, args.batch) and not args.zero,
     )
     setting = Setting(args.batch, args.mini_batch or args.batch, args.processes, args.zero, args.bf16)
     others = {

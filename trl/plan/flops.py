@@ -27,6 +27,9 @@ class Workload:
     checkpointing: bool = False
     """Gradient checkpointing: the blocks' forward pass is repeated in the backward pass (at most: all of it)."""
 
+    whole_batch: bool = False
+    """An optimizer step is one pass over the whole batch: the log-probs' pass is the first epoch's forward pass too."""
+
     @property
     def inputs(self) -> float:
         """Tokens per sample that the models read: the last one's successor interests nobody."""
@@ -66,9 +69,11 @@ def flops_plan(
     top = policy.layers - work.shared_layers
     passes = _blocks(policy, policy.layers, work.inputs) + _blocks(policy, top, work.inputs) + 2 * head
     update = _training(policy, work, head, head_is_trained=not (work.lora_rank or (work.shared_layers and policy.tied)))
+    saved = _blocks(policy, top, work.inputs) + head
     if value_model is not None:
         whole = _blocks(value_model, value_model.layers, work.inputs)
         passes += whole
+        saved += whole
         frozen = _blocks(value_model, work.shared_layers, work.inputs)  # it has no trunk cache
         update += frozen + _training(value_model, work, head=0, head_is_trained=False, is_full=True)
     reward = 0.0
@@ -78,7 +83,7 @@ def flops_plan(
         generate=work.samples * _generation(policy, work),
         passes=work.samples * passes,
         reward=work.samples * reward,
-        update=work.samples * work.ppo_epochs * update,
+        update=work.samples * (work.ppo_epochs * update - (saved if work.whole_batch else 0)),
     )
 
 

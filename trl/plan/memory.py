@@ -121,7 +121,8 @@ def process_memory(
         optimizer=trained * (MOMENTS + (4 if size == 2 else 0)) * share[0],
         trunk_states=setting.batch * work.inputs * policy.width * 4 if work.shared_layers else 0.0,
         generation=_generation(policy, work, setting) + (policy.parameters * size if setting.zero == 3 else 0),
-        passes=2 * _logits(policy, work, max(setting.mini_batch, SMALLEST_PASS)),
+        # elsewhere logits are worked through in slices of a few megabytes
+        passes=2 * _logits(policy, work, max(setting.mini_batch, SMALLEST_PASS)) if setting.zero == 3 else 0.0,
         update=_update(policy, work, setting) + (0 if value_model is None else _kept(value_model, work, setting)),
     )
 
@@ -138,8 +139,9 @@ def _logits(shape: ModelShape, work: Workload, samples: int) -> float:
 
 
 def _update(shape: ModelShape, work: Workload, setting: Setting) -> float:
-    """Logits, their log-softmax and its gradient, and the blocks' activations."""
-    return 3 * _logits(shape, work, setting.mini_batch) + _kept(shape, work, setting)
+    """The blocks' activations, and logits whose place softmax and gradient take; with ZeRO-3 all three are there."""
+    copies = 3 if setting.zero == 3 else 1
+    return copies * _logits(shape, work, setting.mini_batch) + _kept(shape, work, setting)
 
 
 def _kept(shape: ModelShape, work: Workload, setting: Setting) -> float:
