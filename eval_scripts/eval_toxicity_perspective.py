@@ -28,7 +28,17 @@ if vars(trl).get("DISTRIBUTION") != "relc":
     sys.exit(f"'trl' from {trl.__path__[0]} is not relc's: pip uninstall trl, then pip install -e . here")
 
 from trl.builtin import BuiltinError
-from trl.jsonl import DataFileError, Row, dump_line, read_jsonl, read_prompts, replace_file, sole_writer, strict
+from trl.jsonl import (
+    DataFileError,
+    Row,
+    append_rows,
+    dump_line,
+    read_jsonl,
+    read_prompts,
+    replace_file,
+    sole_writer,
+    strict,
+)
 
 if TYPE_CHECKING:
     from trl.rewards.perspective import Analysis
@@ -130,8 +140,7 @@ def score_texts(args: Args, texts: list[str], scores_file: Path) -> dict[str, Ro
             for text, analysis in ask(args, texts, done=set(verdicts)):
                 row = strict({"key": keys[text], "text": text, "scores": analysis.scores, "error": analysis.error})
                 if not analysis.transient:
-                    file.write(dump_line(row) + "\n")
-                    file.flush()
+                    append_rows(file, [row])
                 verdicts[text] = row
                 progress.update()
                 failures = failures + 1 if analysis.transient else 0

@@ -17,6 +17,7 @@ import openai
 
 from trl.chat_session import ChatSession, Reply
 from trl.limits import Budget, RateLimit, run_share
+from trl.loopback import is_loopback
 
 T = TypeVar("T")
 _Arrivals = queue.SimpleQueue[tuple[int, Reply, asyncio.Event] | None]
@@ -89,8 +90,16 @@ class ChatClient:
         settings: dict[str, Any] = {"model": model, "temperature": 0, "max_tokens": max_tokens}
         if stop:
             settings["stop"] = list(stop)
+        is_local = is_loopback(base_url or os.environ.get("OPENAI_BASE_URL", ""))
         # Local servers take any key, but the SDK insists on one.
-        self._client = openai.AsyncOpenAI(api_key=key or "none", base_url=base_url, timeout=timeout, max_retries=0)
+        self._client = openai.AsyncOpenAI(
+            api_key=key or "none",
+            base_url=base_url,
+            timeout=timeout,
+            max_retries=0,
+            # else a proxy of the environment is asked for this machine's addresses
+            http_client=openai.DefaultAsyncHttpxClient(trust_env=False) if is_local else None,
+        )
         self._session = ChatSession(
             self._client,
             settings,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from trl.builtin import is_builtin
 from trl.critic.types import Style
 from trl.run import CriticKind, RunArgs
 from trl.trainer.config import PPOConfig
@@ -107,6 +108,15 @@ class CustomArgs(RunArgs):
             raise ValueError(f"--max_prompt_tokens is {self.max_prompt_tokens}; expected at least 1")
         if not self.critic_score_bounds[0] < self.critic_score_bounds[1]:
             raise ValueError(f"--critic_score_bounds are {self.critic_score_bounds}; expected the lower one first")
+
+    def check_files(self) -> None:
+        """Exit with one line that names the flag where a file is not there; before anything heavy is loaded."""
+        file, has_function, _ = str(self.ppo_config.reward_model).rpartition(".py:")
+        reward = f"{file}.py" if has_function else self.ppo_config.reward_model
+        given = {"data": self.ppo_config.query_dataset, "eval_data": self.eval_data, "reward": reward}
+        for flag, path in (given | {"critic_replay": self.critic_replay}).items():
+            if path is not None and not is_builtin(path) and not Path(path).exists():
+                raise SystemExit(f"error: --{flag} {path}: there is no such file or folder")
 
     @property
     def default_critic_kind(self) -> CriticKind:

@@ -10,6 +10,10 @@ SHARE = 0.8
 """More failures than this are too many."""
 
 
+class SettingError(ValueError):
+    """A setting does not fit the model or the other settings; the message says what was expected."""
+
+
 class GoneError(RuntimeError):
     """What a run depends on (its critic, its reward) is gone for good: the run saves its model and stops."""
 

@@ -10,11 +10,12 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from io import FileIO
 from numbers import Integral
 from pathlib import Path
-from typing import Any, SupportsFloat, TextIO
+from typing import Any, SupportsFloat
 
 from tqdm import tqdm
 
@@ -108,19 +109,32 @@ def is_text(value: Any) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
-def open_for_append(path: Path) -> TextIO:
-    """A lone surrogate (in a critic's reply, say) is written as the JSON escape it came from."""
-    return path.open("a", encoding="utf-8", errors="backslashreplace")
+def append_rows(file: FileIO, rows: Iterable[Any]) -> None:
+    """Append rows in whole lines, or none of them: where the disk is full, the file stays as it was.
+
+    ``file`` is open for unbuffered appending; where several processes append to it, their rows do not mix. A lone
+    surrogate (in a critic's reply, say) is written as the JSON escape it came from. Raises OSError with the file's
+    name.
+    """
+    content = "".join(dump_line(row) + "\n" for row in rows).encode(errors="backslashreplace")
+    written = 0
+    try:
+        while written < len(content):
+            written += file.write(content[written:])
+    except OSError as error:
+        if written and file.tell() == os.fstat(file.fileno()).st_size:  # nobody has written after it
+            file.truncate(file.tell() - written)
+        raise OSError(error.errno, error.strerror, str(file.name)) from error
 
 
 @contextmanager
-def sole_writer(path: Path) -> Iterator[TextIO]:
-    """``path`` open to append, its torn last line cut off, and locked against other processes until the end.
+def sole_writer(path: Path) -> Iterator[FileIO]:
+    """``path`` open for `append_rows`, its torn last line cut off, and locked against other processes until the end.
 
     Raises DataFileError where another process holds it: two runs of one command would mix their lines.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open_for_append(path) as file:
+    with FileIO(path, "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -175,8 +189,7 @@ def run_resumable(
             for start in range(done, len(rows), chunk_size):
                 chunk = list(rows[start : start + chunk_size])
                 results = process(start // chunk_size, chunk)
-                file.write("".join(dump_line(row) + "\n" for row in results))
-                file.flush()
+                append_rows(file, results)
                 progress.update(len(chunk))
     return read_jsonl(output_file)
 

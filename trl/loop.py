@@ -29,7 +29,7 @@ from trl.critic.random_spans import RandomSpanCritic
 from trl.critic.self_critique import SelfCritic
 from trl.critic.types import Critic, Critique, Style
 from trl.evaluation import HeldOut
-from trl.failures import GoneError
+from trl.failures import FailureWindow, GoneError
 from trl.generation import added_text
 from trl.jsonl import DataFileError
 from trl.models import AutoModelForCausalLMWithValueHead
@@ -214,6 +214,7 @@ class RunRecord:
         self._checkpoints = Checkpoints(args, trainer, folder)
         self._stop = StopRequest()
         self._started = 0.0
+        self._verdicts = FailureWindow()
         self._log: RunLog | None = None
         self._progress: Progress | None = None
         self._task: TaskID | None = None
@@ -297,6 +298,7 @@ class RunRecord:
             token_rewards: list[Tensor] | None = None
             try:
                 given = scores() if callable(scores) else scores
+                self._check_verdicts(given)
                 token_rewards = pending.result() if pending is not None else None
             except (GoneError, EndpointAuthError) as error:
                 gone = error
@@ -306,6 +308,16 @@ class RunRecord:
             return scaled if token_rewards is None else merge_rewards(scaled, token_rewards)
 
         return ready
+
+    def _check_verdicts(self, scores: Sequence[float]) -> None:
+        """Raise GoneError where nearly all of the last samples got no score: a run should not train on the rest."""
+        for score in scores:
+            self._verdicts.record("no score" if math.isnan(score) else None)
+        if self._verdicts.mostly_failed:
+            raise GoneError(
+                f"of the last {len(self._verdicts)} samples {self._verdicts.failed} got no score from "
+                f"{self.args.environment_name}; are the responses empty, or does an earlier message say why?"
+            )
 
     def step(
         self,

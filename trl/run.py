@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, Self, TypeVar
 import tyro
 
 from trl.builtin import BuiltinError
+from trl.failures import SettingError
 from trl.jsonl import DataFileError
 from trl.trainer.config import PPOConfig
 from trl.trainer.supervised_config import LATEST
@@ -298,6 +300,8 @@ def start_logging() -> None:
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
         datefmt="%H:%M:%S",
     )
+    # peft asks transformers by a name that it has given up
+    warnings.filterwarnings("ignore", message="`is_gradient_checkpointing` is deprecated", category=FutureWarning)
     for chatty in ("httpx", "httpx2", "accelerate", "datasets", "filelock"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
 
@@ -347,8 +351,8 @@ def _without_keys(argv: Sequence[str]) -> list[str]:
 
 
 def run_script(main: Callable[[], None]) -> None:
-    """Run a task script; what the user can mend (names, files, paths) ends it in one line instead of a traceback."""
+    """Run a task script; what the user can mend (names, files, rates) ends it in one line instead of a traceback."""
     try:
         main()
-    except (BuiltinError, DataFileError, LaunchError, OSError) as error:
+    except (BuiltinError, DataFileError, LaunchError, SettingError, FloatingPointError, OSError) as error:
         raise SystemExit(f"error: {error}") from None

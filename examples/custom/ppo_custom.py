@@ -61,8 +61,7 @@ def main() -> None:
             raise SystemExit(f"error: --{flag} is needed (see --help); without both, --preset builtin has its own")
     if config.model_name is None:
         raise SystemExit("error: --model_name is needed: a hub id, a local folder, or builtin:smollm2")
-
-    from transformers import AutoTokenizer
+    args.check_files()
 
     from trl import AutoModelForCausalLMWithValueHead, LengthSampler, PPOTrainer, create_reference_model, set_seed
     from trl.builtin import locate_model
@@ -70,6 +69,7 @@ def main() -> None:
     from trl.data.task_prompts import encode_rows, train_and_eval_rows, uses_chat_template
     from trl.evaluation import HeldOut
     from trl.loop import RunRecord, dry_run, make_intrinsic
+    from trl.model_files import load_tokenizer
     from trl.trainer.generation import context_length
 
     start_logging()
@@ -84,7 +84,7 @@ def main() -> None:
 
     # 2. models: policy with value head, frozen reference, environment reward
     policy_path = locate_model(config.model_name)
-    tokenizer = AutoTokenizer.from_pretrained(policy_path)
+    tokenizer = load_tokenizer(policy_path)
     model = AutoModelForCausalLMWithValueHead.from_pretrained(policy_path)
     reference = create_reference_model(model, args.num_shared_layers)
     trainer = PPOTrainer(config, model, reference, tokenizer)

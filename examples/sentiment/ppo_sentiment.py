@@ -73,14 +73,16 @@ def main() -> None:
     config = args.ppo_config
 
     from datasets import Dataset
-    from transformers import AutoTokenizer
 
     from trl import AutoModelForCausalLMWithValueHead, LengthSampler, PPOTrainer, create_reference_model, set_seed
     from trl.builtin import locate_model
+    from trl.data.fitting import fit_prompts
     from trl.data.sentiment import load_sentiment_prompts
     from trl.evaluation import HeldOut
     from trl.loop import RunRecord, dry_run, judge, make_intrinsic
+    from trl.model_files import load_tokenizer
     from trl.rewards import SentimentReward
+    from trl.trainer.generation import context_length
 
     start_logging()
     set_seed(config.seed)
@@ -89,13 +91,15 @@ def main() -> None:
 
     # 1. data: the first few tokens of each review
     policy_path = locate_model(config.model_name)
-    tokenizer = AutoTokenizer.from_pretrained(policy_path)
+    tokenizer = load_tokenizer(policy_path)
     load = partial(load_sentiment_prompts, config.query_dataset, tokenizer, seed=config.seed)
     queries = load()
     held_out_queries = load(split="test", limit=args.eval_prompts) if args.eval_every else []
 
     # 2. models: policy with value head, frozen reference, environment reward
     model = AutoModelForCausalLMWithValueHead.from_pretrained(policy_path)
+    fit = partial(fit_prompts, positions=context_length(model.base_lm), new_tokens=args.max_new_tokens)
+    queries, held_out_queries = fit(queries), fit(held_out_queries)
     reference = create_reference_model(model, args.num_shared_layers)
     trainer = PPOTrainer(config, model, reference, tokenizer, dataset=Dataset.from_list(queries))
     environment = SentimentReward(config.reward_model.removeprefix("sentiment-analysis:"))

@@ -68,14 +68,16 @@ def main() -> None:
     config = args.ppo_config
 
     from datasets import Dataset
-    from transformers import AutoTokenizer
 
     from trl import AutoModelForCausalLMWithValueHead, LengthSampler, PPOTrainer, create_reference_model, set_seed
     from trl.builtin import locate_model
+    from trl.data.fitting import fit_prompts
     from trl.data.summarization import load_summary_prompts
     from trl.evaluation import HeldOut
     from trl.loop import RunRecord, dry_run, judge, make_intrinsic
+    from trl.model_files import load_tokenizer
     from trl.rewards import RougeReward
+    from trl.trainer.generation import context_length
 
     start_logging()
     set_seed(config.seed)
@@ -86,13 +88,15 @@ def main() -> None:
 
     # 1. data: posts that end in "TL;DR:", and their human summaries
     policy_path = locate_model(config.model_name)
-    tokenizer = AutoTokenizer.from_pretrained(policy_path)
+    tokenizer = load_tokenizer(policy_path)
     load = partial(load_summary_prompts, config.query_dataset, tokenizer)
     rows = load()
     held_out_rows = load(split="valid", limit=args.eval_prompts) if args.eval_every else []
 
     # 2. models: policy with value head, frozen reference, environment reward
     model = AutoModelForCausalLMWithValueHead.from_pretrained(policy_path)
+    fit = partial(fit_prompts, positions=context_length(model.base_lm), new_tokens=args.output_max_length)
+    rows, held_out_rows = fit(rows), fit(held_out_rows)
     reference = create_reference_model(model, args.num_shared_layers)
     trainer = PPOTrainer(config, model, reference, tokenizer, dataset=Dataset.from_list(rows))
     environment = of_documents(RougeReward(args.rouge), rows + held_out_rows)

@@ -85,11 +85,10 @@ def load_pairs(args: Args) -> tuple[list[dict[str, str]], list[dict[str, str]]]:
 def main() -> None:
     args = parse_args(Args)
 
-    from transformers import AutoTokenizer
-
     from trl.builtin import locate_model
     from trl.core import set_seed
     from trl.jsonl import dump_line
+    from trl.model_files import load_tokenizer
     from trl.models import RewardModel
     from trl.trainer.reward import RewardTrainer
 
@@ -98,7 +97,7 @@ def main() -> None:
 
     # 1. data: two summaries of each post, and which one is better
     path = locate_model(args.model_name)
-    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer = load_tokenizer(path)
     pairs, held_out = load_pairs(args)
 
     # 2. model with a new scalar head, and trainer

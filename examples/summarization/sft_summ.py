@@ -126,12 +126,13 @@ def rouge_of_summaries(args: Args, trainer: "SFTTrainer", rows: list[dict[str, A
 def main() -> None:
     args = parse_args(Args)
 
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     from trl.builtin import locate_model
     from trl.core import set_seed
     from trl.data.summarization import answer
     from trl.jsonl import dump_line
+    from trl.model_files import load_tokenizer
     from trl.trainer.sft import SFTTrainer
 
     start_logging()
@@ -139,7 +140,7 @@ def main() -> None:
 
     # 1. data: posts that end in "TL;DR:", and their human summaries
     path = locate_model(args.model_name)
-    tokenizer = AutoTokenizer.from_pretrained(path)
+    tokenizer = load_tokenizer(path)
     posts, held_out = load_posts(args, tokenizer)
     rows, eval_rows = (
         [{"prompt": post["query"], "answer": answer(post["label"])} for post in part] for part in (posts, held_out)

@@ -59,13 +59,15 @@ def main() -> None:
     config = args.ppo_config
 
     from datasets import Dataset
-    from transformers import AutoTokenizer
 
     from trl import AutoModelForCausalLMWithValueHead, LengthSampler, PPOTrainer, create_reference_model, set_seed
     from trl.builtin import locate_model
+    from trl.data.fitting import fit_prompts
     from trl.data.toxicity import load_toxicity_prompts
     from trl.evaluation import HeldOut
     from trl.loop import RunRecord, dry_run, judge, make_intrinsic, toxicity_environment
+    from trl.model_files import load_tokenizer
+    from trl.trainer.generation import context_length
 
     start_logging()
     set_seed(config.seed)
@@ -74,7 +76,7 @@ def main() -> None:
 
     # 1. data: prompts that lead to toxic text
     policy_path = locate_model(config.model_name)
-    tokenizer = AutoTokenizer.from_pretrained(policy_path)
+    tokenizer = load_tokenizer(policy_path)
     level = args.prompt_toxicity_level
     load = partial(load_toxicity_prompts, config.query_dataset, tokenizer, min_toxicity=level, seed=config.seed)
     queries = load()
@@ -82,6 +84,8 @@ def main() -> None:
 
     # 2. models: policy with value head, frozen reference, environment reward
     model = AutoModelForCausalLMWithValueHead.from_pretrained(policy_path)
+    fit = partial(fit_prompts, positions=context_length(model.base_lm), new_tokens=args.output_max_length)
+    queries, held_out_queries = fit(queries), fit(held_out_queries)
     reference = create_reference_model(model, args.num_shared_layers)
     trainer = PPOTrainer(config, model, reference, tokenizer, dataset=Dataset.from_list(queries))
     environment = toxicity_environment(args)

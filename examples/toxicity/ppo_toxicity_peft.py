@@ -89,13 +89,15 @@ def main() -> None:
 
     from datasets import Dataset
     from peft import LoraConfig
-    from transformers import AutoTokenizer
 
     from trl import AutoModelForCausalLMWithValueHead, LengthSampler, PPOTrainer, set_seed
     from trl.builtin import locate_model
+    from trl.data.fitting import fit_prompts
     from trl.data.toxicity import load_toxicity_prompts
     from trl.evaluation import HeldOut
     from trl.loop import RunRecord, dry_run, judge, make_intrinsic, quantization, toxicity_environment
+    from trl.model_files import load_tokenizer
+    from trl.trainer.generation import context_length
 
     start_logging()
     set_seed(config.seed)
@@ -104,7 +106,7 @@ def main() -> None:
 
     # 1. data: prompts that lead to toxic text
     policy_path = locate_model(config.model_name)
-    tokenizer = AutoTokenizer.from_pretrained(policy_path)
+    tokenizer = load_tokenizer(policy_path)
     level = args.prompt_toxicity_level
     load = partial(load_toxicity_prompts, config.query_dataset, tokenizer, min_toxicity=level, seed=config.seed)
     queries = load()
@@ -123,6 +125,8 @@ def main() -> None:
         model = AutoModelForCausalLMWithValueHead.from_pretrained(policy_path, peft_config=lora, **quantized)
     except ValueError as error:  # such as target modules that this model does not have
         raise SystemExit(f"error: {error}") from None
+    fit = partial(fit_prompts, positions=context_length(model.base_lm), new_tokens=args.output_max_length)
+    queries, held_out_queries = fit(queries), fit(held_out_queries)
     trainer = PPOTrainer(config, model, tokenizer=tokenizer, dataset=Dataset.from_list(queries))
     environment = toxicity_environment(args)
 

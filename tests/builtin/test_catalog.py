@@ -77,6 +77,6 @@ def test_a_folder_without_a_model_is_one_line(tmp_path):
     with pytest.raises(OSError, match=r"holds no model .* did the run that should have written it come to its end"):
         locate_model(str(tmp_path))
     for name in ("config.json", "adapter_config.json", "pytorch_model.bin"):
-        (tmp_path / name).write_text("")
+        (tmp_path / name).write_text("{}")
         assert locate_model(str(tmp_path)) == str(tmp_path)
         (tmp_path / name).unlink()

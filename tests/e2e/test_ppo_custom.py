@@ -146,7 +146,7 @@ def test_when_the_reward_is_gone_the_model_is_saved_and_the_run_fails(task: Path
     assert "Traceback" not in done.stderr
     metrics = read_jsonl(out / "metrics.jsonl")
     assert [row["reward/no_verdict"] for row in metrics[:3]] == [0, 0, 8]
-    assert metrics[2]["reward/mine_failed"] == 1
+    assert metrics[2]["reward_failed/mine"] == 1
     # 16 good ones; more than 80 % of the last 88 are bad from step 11 on, which therefore does not end
     assert [row["step"] for row in metrics] == list(range(1, 11))
     saved = out / "checkpoint-10"

@@ -258,4 +258,4 @@ def test_the_local_work_goes_on_meanwhile():
         pending = reward.submit(completions=["a"])
         assert time.perf_counter() - begin < 0.3
         assert pending.result() == [1.0]
-        assert pending.stats == {"reward/service": 1.0, "reward/service_failed": 0.0}
+        assert pending.stats == {"reward/service": 1.0, "reward_failed/service": 0.0}

@@ -142,3 +142,13 @@ def test_a_mean_with_positive_weights_lies_between_its_rewards(pairs):
     total = weighted_mean(rewards, given_weights, "strict")
     if not math.isnan(total):
         assert min(rewards) - 1e-9 <= total <= max(rewards) + 1e-9
+
+
+def test_failures_are_told_from_a_reward_of_their_name(gone):
+    """``a_failed`` would be the name of a's failures, too."""
+    config = composite(string_match("a"), string_match("a_failed", correct=0.25), gone)
+    with load_reward(config) as reward:
+        stats = reward.submit(completions=["4", "5"], references=[{"answer": "4"}] * 2).stats
+    assert stats["reward/a"] == 0.0 and stats["reward_failed/a"] == 0.0
+    assert stats["reward/a_failed"] == pytest.approx(-0.375) and stats["reward_failed/a_failed"] == 0.0
+    assert math.isnan(stats["reward/gone"]) and stats["reward_failed/gone"] == 1.0

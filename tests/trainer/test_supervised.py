@@ -286,6 +286,9 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
         Regression(config(tmp_path, seed=1, resume="latest")).train()
     with pytest.raises(DataFileError, match=r"rows: 22 → 20"):
         Regression(config(tmp_path, resume="latest"), rows=ROWS[:20]).train()
+    # as many rows, and one of them is another one
+    with pytest.raises(DataFileError, match=r"settings \(data: '\w+' → '\w+'\)"):
+        Regression(config(tmp_path, resume="latest"), rows=[*ROWS[:-1], (ROWS[-1][0], 7.0, ROWS[-1][2])]).train()
 
 
 def test_a_longer_run_goes_on_with_a_warning(tmp_path, caplog):

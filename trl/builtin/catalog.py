@@ -1,11 +1,14 @@
 """What the built-in items are, where they live, and how a name becomes a folder. Imports nothing heavy."""
 
+import contextlib
 import json
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+from trl.model_files import check_model_files
 
 PREFIX = "builtin:"
 MANIFEST = "manifest.json"
@@ -319,7 +322,8 @@ _MODEL_FILES = ("config.json", "adapter_config.json", "pytorch_model*.bin")
 def locate_model(name: str) -> str:
     """`resolve_model`, for a name that will be loaded now: ``OSError`` in one line where nothing is there to load.
 
-    That is a name that is neither a folder here nor a model that the hub (or its cache on this disk) gives.
+    That is a name that is neither a folder here nor a model that the hub (or its cache on this disk) gives. Raises
+    ``DataFileError`` for a folder whose files are cut or damaged.
     """
     if is_builtin(name):
         return resolve_model(name)
@@ -329,6 +333,7 @@ def locate_model(name: str) -> str:
                 f"the folder {name!r} holds no model ({' or '.join(_MODEL_FILES)}); did the run that should have "
                 "written it come to its end?"
             )
+        check_model_files(Path(name))
     elif not _on_hub(name):
         offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE") else ""
         raise OSError(
@@ -339,13 +344,21 @@ def locate_model(name: str) -> str:
 
 
 def _on_hub(name: str) -> bool:
-    from transformers.utils import cached_file
+    """Whether the cache, or else the hub, has the model."""
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
-    def found(file: str) -> bool:
-        quiet = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
-        return cached_file(name, file, **quiet) is not None
-
+    files = ("config.json", "adapter_config.json")
     try:
-        return found("config.json") or found("adapter_config.json")
+        if any(isinstance(try_to_load_from_cache(name, file), str) for file in files):
+            return True
+        for file in files:
+            with contextlib.suppress(EntryNotFoundError):
+                try:
+                    hf_hub_download(name, file)
+                except LocalEntryNotFoundError:  # nobody answers, which takes half a minute to find out
+                    return False
+                return True
     except (OSError, ValueError):  # no such repository, gated, or not a name that a repository can have
         return False
+    return False

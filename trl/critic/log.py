@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from io import FileIO
 from pathlib import Path
 
 from torch import Tensor
 
 from trl.critic.types import Critique, CritiqueRequest
-from trl.jsonl import dump_line
+from trl.jsonl import append_rows
 
 FILE = "critiques.jsonl"
 
@@ -36,9 +37,6 @@ class CritiqueLog:
             }
             for request, critique, reward in zip(requests, critiques, rewards, strict=True)
         ]
-        # a lone surrogate in a reply is written as the JSON escape it came from
-        content = "".join(dump_line(row) + "\n" for row in rows).encode(errors="backslashreplace")
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("ab", buffering=0) as file:
-            if file.write(content) != len(content):
-                raise OSError(f"{self._path}: the disk took only a part of what was written")
+        with FileIO(self._path, "a") as file:
+            append_rows(file, rows)

@@ -8,11 +8,12 @@ alone. A run's ``critiques.jsonl`` (:mod:`trl.critic.log`) is such a file too.
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
+from io import FileIO
 from pathlib import Path
 from typing import Any, get_args
 
 from trl.critic.types import Critic, Critique, CritiqueRequest, Span, Status
-from trl.jsonl import DataFileError, Row, cut_torn_line, dump_line, read_jsonl
+from trl.jsonl import DataFileError, Row, append_rows, cut_torn_line, dump_line, read_jsonl
 
 _NO_ANSWER = ("failed", "skipped")
 
@@ -45,11 +46,8 @@ class RecordingCritic:
             {"request": asdict(request), **asdict(critique)}
             for request, critique in zip(requests, critiques, strict=True)
         ]
-        # a lone surrogate in a reply is written as the JSON escape it came from
-        content = "".join(dump_line(row) + "\n" for row in rows).encode(errors="backslashreplace")
-        with self._path.open("ab", buffering=0) as file:
-            if file.write(content) != len(content):
-                raise OSError(f"{self._path}: the disk took only a part of what was written")
+        with FileIO(self._path, "a") as file:
+            append_rows(file, rows)
         return critiques
 
 

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from trl.failures import SettingError
+
 
 @dataclass(frozen=True)
 class _Layout:
@@ -67,7 +69,7 @@ def can_split(lm: nn.Module) -> bool:
 def _layout(lm: nn.Module) -> _Layout:
     if not isinstance(lm, PreTrainedModel) or not can_split(lm):
         blocks = f" with {lm.config.num_hidden_layers} blocks" if isinstance(lm, PreTrainedModel) else ""
-        raise ValueError(
+        raise SettingError(
             f"can't share the lower blocks of {type(lm).__name__}{blocks}: its layout isn't known here. Known "
             f"architectures: {', '.join(sorted(_LAYOUTS))}. Leave num_shared_layers unset for this model."
         )
@@ -93,7 +95,7 @@ def check_num_shared_layers(lm: PreTrainedModel, num_shared_layers: int) -> None
     """Raise ValueError, naming class and block count, unless 1 <= num_shared_layers < number of blocks."""
     total = len(_blocks(lm))
     if not 1 <= num_shared_layers < total:
-        raise ValueError(
+        raise SettingError(
             f"num_shared_layers={num_shared_layers} is out of range for {type(lm).__name__} with {total} "
             f"blocks: expected 1 to {total - 1} (sharing all of them would leave nothing to train)"
         )

@@ -17,6 +17,7 @@ from transformers.activations import NewGELUActivation
 from transformers.utils import PushToHubMixin, cached_file
 
 from trl.core import entropy_from_logits, logprobs_from_logits
+from trl.jsonl import DataFileError
 from trl.models.head import TiedGradient, chosen_logprobs, embed
 from trl.models.trunk import TrunkSplit, body_of, can_split
 
@@ -204,13 +205,28 @@ class AutoModelForCausalLMWithValueHead(nn.Module, PushToHubMixin):
 
 
 def load_lm(source: str, dtype: torch.dtype, hf_kwargs: dict[str, Any]) -> PreTrainedModel | PeftModel:
+    """The causal LM of a hub id or folder, with its adapter if it is one.
+
+    Raises ``DataFileError`` where the files are of no model that `transformers` knows, or don't fit each other.
+    """
     if find_file(source, "adapter_config.json", hf_kwargs) is None:
-        return AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **hf_kwargs)
+        return _load_causal_lm(source, dtype, hf_kwargs)
     base = PeftConfig.from_pretrained(source).base_model_name_or_path
     if base is None:
-        raise ValueError(f"{source}/adapter_config.json names no base model (base_model_name_or_path)")
-    lm = AutoModelForCausalLM.from_pretrained(base, dtype=dtype, **hf_kwargs)
-    return PeftModel.from_pretrained(lm, source, is_trainable=True)
+        raise DataFileError(f"{source}/adapter_config.json names no base model (base_model_name_or_path)")
+    return PeftModel.from_pretrained(_load_causal_lm(base, dtype, hf_kwargs), source, is_trainable=True)
+
+
+def _load_causal_lm(source: str, dtype: torch.dtype, hf_kwargs: dict[str, Any]) -> PreTrainedModel:
+    try:
+        return AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **hf_kwargs)
+    except ValueError as error:
+        reason = str(error).strip().split("\n")[0]
+        raise DataFileError(f"{source} can't be loaded as a language model: {reason}") from error
+    except RuntimeError as error:
+        if "mismatched" not in str(error):
+            raise
+        raise DataFileError(f"{source}: the weights have other shapes than its config.json says") from error
 
 
 def switch_dropout_off(lm: nn.Module) -> None:

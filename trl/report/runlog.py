@@ -4,11 +4,12 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from trl.jsonl import DataFileError, Row, cut_torn_line, dump_line, open_for_append, read_jsonl
+from trl.jsonl import DataFileError, Row, append_rows, cut_torn_line, dump_line, read_jsonl
 
 METRICS_FILE = "metrics.jsonl"
 SAMPLES_FILE = "samples.jsonl"
@@ -18,7 +19,9 @@ MATCH_RATE = "critic/match_rate"
 
 
 class RunLog:
-    """Appends metrics and samples to a run folder, flushed per call; reopening continues the files.
+    """Appends metrics and samples to a run folder, in whole lines; reopening continues the files.
+
+    Where the disk is full, an OSError names the file, which keeps its earlier rows.
 
     A sample row is ``{query, response, score, tokens, spans, reply, status}`` with
     ``tokens = [{text, intrinsic, kl, value, advantage}, …]`` (one per response token) and
@@ -30,18 +33,16 @@ class RunLog:
         self.output_dir.mkdir(parents=True, exist_ok=True)
         for name in (METRICS_FILE, SAMPLES_FILE):
             cut_torn_line(self.output_dir / name)
-        self._metrics = open_for_append(self.output_dir / METRICS_FILE)
-        self._samples = open_for_append(self.output_dir / SAMPLES_FILE)
+        self._metrics = FileIO(self.output_dir / METRICS_FILE, "a")
+        self._samples = FileIO(self.output_dir / SAMPLES_FILE, "a")
 
     def log_metrics(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Append one row. Values are numbers (Python, numpy, or one-element tensors)."""
-        self._metrics.write(dump_line({"step": step, **metrics}) + "\n")
-        self._metrics.flush()
+        append_rows(self._metrics, [{"step": step, **metrics}])
 
     def log_samples(self, step: int, samples: Sequence[Mapping[str, Any]]) -> None:
         """Append the samples of a step."""
-        self._samples.write("".join(dump_line({"step": step, **sample}) + "\n" for sample in samples))
-        self._samples.flush()
+        append_rows(self._samples, ({"step": step, **sample} for sample in samples))
 
     def close(self) -> None:
         self._metrics.close()

@@ -6,6 +6,7 @@ looks like a special token in a text (``[SEP]``, ``</s>``) is read as ordinary c
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification, AutoTokenizer, PretrainedConfig
 
 from trl.builtin import is_builtin, resolve, resolve_model
+from trl.model_files import check_model_files
 
 POSITIVE_NAMES = ("positive", "pos", "label_1")
 """What the positive class is called in published sentiment models, in lower case; the first match counts."""
@@ -29,7 +31,7 @@ class TextClassifier:
         device: default: the accelerator if there is one.
         batch_size: texts per forward pass, which are of similar length.
 
-    Raises ``OSError`` in one line if the model cannot be loaded.
+    Raises ``OSError`` in one line if the model cannot be loaded, ``DataFileError`` if its files are damaged.
     """
 
     def __init__(self, name: str, device: str | torch.device | None = None, batch_size: int = 32) -> None:
@@ -39,14 +41,20 @@ class TextClassifier:
         self.batch_size = batch_size
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         path = resolve_model(name)
+        check_model_files(Path(path))
         try:
             self.tokenizer = AutoTokenizer.from_pretrained(path, truncation_side="left")
-            self.model = AutoModelForSequenceClassification.from_pretrained(path, dtype=torch.float32)
+            self.model, report = AutoModelForSequenceClassification.from_pretrained(
+                path, dtype=torch.float32, output_loading_info=True
+            )
         except (OSError, ValueError) as error:
             raise OSError(
                 f"cannot load the classifier {name!r} ({_first_line(error)}); give a sequence-classification "
                 "model on the hub (needs network), its local folder, or builtin:sentiment"
             ) from error
+        new = [key for key in sorted(report["missing_keys"]) if not key.startswith(self.model.base_model_prefix)]
+        if new:
+            raise OSError(f"{name!r} is no trained classifier: it has no weights for {', '.join(new)}")
         self.model.to(self.device).eval()
         if self.tokenizer.pad_token_id is None:  # decoders used as classifiers
             self.tokenizer.pad_token = self.tokenizer.eos_token

@@ -7,7 +7,6 @@ The environment variable REWARD_SERVICE_TOKEN, where it is set, is sent as a bea
 configuration (never over plain http to another machine); no log line, error or repr of this module holds it.
 """
 
-import ipaddress
 import logging
 import math
 import os
@@ -15,6 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from trl.loopback import is_loopback
 from trl.rewards.endpoint import Answer, JsonEndpoint, public_url
 from trl.rewards.scoring import Sample, Verdict, failure
 
@@ -54,7 +54,7 @@ class CloudRunReward:
         max_concurrency: int = 16,
         backoff: float = 1.0,
     ) -> None:
-        safe = urlsplit(uri).scheme == "https" or _is_loopback(urlsplit(uri).hostname or "")
+        safe = urlsplit(uri).scheme == "https" or is_loopback(uri)
         if not safe and not allow_http:
             raise ValueError(
                 f"{public_url(uri)!r} is not https; expected https, http on this machine, or allow_http for plain "
@@ -104,10 +104,3 @@ def _verdict(answer: Answer, token: str) -> Verdict:
     return (
         Verdict(value, None, stages) if math.isfinite(value) else failure("the service's reward is not finite", stages)
     )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

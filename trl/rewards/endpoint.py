@@ -21,6 +21,7 @@ import httpx
 
 from trl.jsonl import strict
 from trl.limits import RateLimit, run_share
+from trl.loopback import is_loopback
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +97,10 @@ class JsonEndpoint:
         self._rate = rate or RateLimit()
         self._resume_at = -math.inf
         self._client = httpx.AsyncClient(
-            headers=given, timeout=timeout, limits=httpx.Limits(max_connections=self._workers)
+            headers=given,
+            timeout=timeout,
+            limits=httpx.Limits(max_connections=self._workers),
+            trust_env=not is_loopback(url),  # else a proxy of the environment is asked for this machine's addresses
         )
         for name in _HEADER_LOGGERS:
             if logging.getLogger(name).level == logging.NOTSET:

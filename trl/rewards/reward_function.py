@@ -38,7 +38,7 @@ class PendingReward:
 
     @property
     def stats(self) -> dict[str, float]:
-        """``reward/NAME`` (mean of what there is) and ``reward/NAME_failed`` (share of samples) of each reward."""
+        """``reward/NAME`` (mean of what there is) and ``reward_failed/NAME`` (share of samples) of each reward."""
         return component_stats(self.details)
 
 
@@ -162,10 +162,10 @@ class ConfiguredReward:
 
 
 def component_stats(results: Sequence[SampleResult]) -> dict[str, float]:
-    """``reward/NAME`` (mean of what there is) and ``reward/NAME_failed`` (share of samples) of each reward."""
+    """``reward/NAME`` (mean of what there is) and ``reward_failed/NAME`` (share of samples) of each reward."""
     stats: dict[str, float] = {}
     for column in zip(*(result.components for result in results), strict=True):
         given = [each.reward for each in column if not math.isnan(each.reward)]
         stats[f"reward/{column[0].name}"] = math.fsum(given) / len(given) if given else math.nan
-        stats[f"reward/{column[0].name}_failed"] = 1 - len(given) / len(column)
+        stats[f"reward_failed/{column[0].name}"] = 1 - len(given) / len(column)
     return stats

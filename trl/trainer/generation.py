@@ -94,7 +94,7 @@ def sample(
         wanted = [n for i in rows if (n := lengths[i]) is not None]
         if wanted:
             settings["max_new_tokens"] = max(wanted)
-        with neutral_defaults(lm), whole_head_input(lm):
+        with neutral_defaults(lm), whole_head_input(lm), _named_if_not_finite(rows):
             out = lm.generate(input_ids=ids.to(lm.device), attention_mask=mask.to(lm.device), **settings)
         for row, i in enumerate(rows):
             responses[i] = _cut(out[row, width:].cpu(), eos, lengths[i])
@@ -102,6 +102,20 @@ def sample(
                 real = (responses[i] != pad).nonzero()
                 responses[i] = responses[i][: int(real[-1]) + 1 if len(real) else 0]
     return responses
+
+
+@contextmanager
+def _named_if_not_finite(rows: Sequence[int]) -> Iterator[None]:
+    """torch's sampler refuses NaN with words that name no model and no way out."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "probability tensor contains" not in str(error):
+            raise
+        raise FloatingPointError(
+            f"policy logits are not finite while sampling for samples {min(rows)} to {max(rows)} of the batch. Lower "
+            "the learning rate, or resume from the last checkpoint."
+        ) from error
 
 
 def _check_room(lm: Any, queries: Sequence[Tensor], lengths: Sequence[int | None], max_new_tokens: int | None) -> None:

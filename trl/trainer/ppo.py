@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trl.core import gae, set_seed
+from trl.failures import SettingError
 from trl.models import AutoModelForCausalLMWithValueHead, RewardModel, create_reference_model
 from trl.models.value_head import switch_dropout_off
 from trl.trainer import state, statistics
@@ -360,7 +361,7 @@ def _check_value_model(value_model: RewardModel, policy: AutoModelForCausalLMWit
     """A value model reads the policy's ids, so its vocabulary must hold them all."""
     has, needs = (m.get_input_embeddings().weight.shape[0] for m in (value_model.backbone, policy.base_lm))
     if has < needs:
-        raise ValueError(
+        raise SettingError(
             f"the value model knows {has} token ids and the policy {needs}: they need one tokenizer; start it from a "
             "reward model trained on the policy's model family, or leave value_model out (the policy's value head)"
         )

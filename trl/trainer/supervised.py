@@ -3,6 +3,7 @@
 A trainer of this kind says what one row's loss is; everything else is here. See `SupervisedTrainer`.
 """
 
+import hashlib
 import logging
 import math
 import sys
@@ -11,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
@@ -234,12 +236,21 @@ class SupervisedTrainer(ABC, Generic[R]):
                 move_files_into(working, target)
         self.accelerator.wait_for_everyone()
 
+    @cached_property
+    def _data_digest(self) -> str:
+        """Of all prepared rows, in order."""
+        digest = hashlib.sha256()
+        for row in self.rows:
+            digest.update(repr(row).encode(errors="backslashreplace"))
+        return digest.hexdigest()[:16]
+
     @property
     def _identity(self) -> dict[str, Any]:
         """What a run must have in common with a checkpoint, for the continued run to be the same run."""
         names = ("seed", "batch_size", "learning_rate", "lr_scheduler", "warmup_ratio", "weight_decay")
         return {
             "rows": len(self.rows),
+            "data": self._data_digest,
             "processes": self.accelerator.num_processes,
             **{name: getattr(self.config, name) for name in names},
         }
