@@ -229,8 +229,13 @@ def differences(whole: Path, other: Path) -> list[str]:
 
 
 def model_files(folder: Path) -> list[Path]:
+    """Without the two files that name the command, in which the folders differ."""
     kept = [*folder.glob("*"), *folder.glob("value_model/*")]
-    return [path for path in kept if path.is_file() and path.suffix != ".jsonl" and path.name != "run.json"]
+    return [
+        path
+        for path in kept
+        if path.is_file() and path.suffix in (".safetensors", ".json", ".txt", ".jinja") and path.name != "run.json"
+    ]
 
 
 def timeless(log: Path) -> list[dict[str, Any]]:

@@ -257,17 +257,18 @@ class RunRecord:
             self.trainer.accelerator.end_training()
             raise SystemExit(f"error: {error}{saved}")
         if isinstance(error, Exception) and not isinstance(error, OSError) and alone:
-            logger.error("the run failed after step %d%s", self.done, self._save_what_there_is())
+            logger.error("the run failed in step %d%s", self._checkpoints.step + 1, self._save_what_there_is())
 
     def _save_what_there_is(self) -> str:
         """Save what a failed run has and say where: a checkpoint, or, where an update broke off, the model."""
-        if self.done == 0:
-            return ""
+        step = self._checkpoints.step
         if self._checkpoints.is_between_steps:
-            return f". The model so far is in {self._checkpoints.save()}, and --resume goes on from there"
-        saved = self.folder / f"failed-{self.done + 1}"
+            return (
+                f". The model so far is in {self._checkpoints.save()}, and --resume goes on from there" if step else ""
+            )
+        saved = self.folder / f"failed-{step + 1}"
         self.trainer.save_pretrained(saved)
-        return f". The model, as it was when step {self.done + 1} failed, is in {saved}"
+        return f". The model, as it was when step {step + 1} failed, is in {saved}"
 
     def batches(self) -> Iterator[dict[str, Any]]:
         """What is left of the data, ``--epochs`` times over, until ``--steps``."""

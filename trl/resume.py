@@ -34,7 +34,7 @@ from trl.trainer.checkpoint_folders import (
     write_marker,
     writing,
 )
-from trl.trainer.state import check_same, snapshot, write_model, write_state
+from trl.trainer.state import check_can_save, check_same, snapshot, write_model, write_state
 from trl.trainer.supervised_config import LATEST
 
 logger = logging.getLogger(__name__)
@@ -61,6 +61,8 @@ class Checkpoints:
     def __init__(self, args: RunArgs, trainer: PPOTrainer, folder: Path):
         self._args, self._trainer, self._folder = args, trainer, folder
         self._is_main = trainer.accelerator.is_main_process
+        if args.save_freq or args.resume:
+            check_can_save(trainer)
         self.note()
 
     def take_up(self) -> None:
@@ -125,14 +127,20 @@ class Checkpoints:
         self._sizes = {path.name: path.stat().st_size for path in paths if path.exists()}
 
     @property
+    def step(self) -> int:
+        """The step at whose end `note` was called, 0 before the first."""
+        return int(self._moment["step"])
+
+    @property
     def is_between_steps(self) -> bool:
         """Whether the weights are still those of the last `note`, so that it can be saved."""
         return self._updates == self._trainer.updater.steps_taken
 
     def save(self) -> Path:
         """Write checkpoint-N as of the last `note`, and remove those that are too many. OSError on a full disk."""
-        accelerator, step = self._trainer.accelerator, self._moment["step"]
-        target = self._folder / f"checkpoint-{step}"
+        check_can_save(self._trainer)
+        accelerator = self._trainer.accelerator
+        target = self._folder / f"checkpoint-{self.step}"
         working = working_path(target)
         if self._is_main:
             (make_working_folder(target) / "state").mkdir()
@@ -145,7 +153,7 @@ class Checkpoints:
             with writing(working):
                 for name in self._sizes:
                     sync(self._folder / name)
-                marker = {"step": step, "settings": _settings(self._args), "logs": self._sizes}
+                marker = {"step": self.step, "settings": _settings(self._args), "logs": self._sizes}
                 write_marker(working, marker)
                 put_in_place(working, target)
             remove_oldest(self._folder, self._args.keep_checkpoints)

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.utils import DistributedType
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -40,6 +41,7 @@ from trl.trainer.checkpoint_folders import (
     writing,
 )
 from trl.trainer.scores import RunningMoments
+from trl.trainer.world import LaunchError
 
 if TYPE_CHECKING:
     from trl.trainer.ppo import PPOTrainer
@@ -55,8 +57,18 @@ _SAMPLED = 256
 """Values of a tensor, and rows of the data, that a fingerprint looks at, evenly spaced."""
 
 
+def check_can_save(trainer: "PPOTrainer") -> None:
+    """Raise ``LaunchError`` under FSDP, whose divided moments a state does not hold."""
+    if trainer.accelerator.distributed_type == DistributedType.FSDP:
+        raise LaunchError(
+            "a run under FSDP has no checkpoints to go on from: leave --save_freq and --resume out, or use a "
+            "deepspeed_zero file of configs/accelerate"
+        )
+
+
 def save_state(trainer: "PPOTrainer", folder: Path) -> None:
     """Write a state folder; it is whole or not there. Called in every process."""
+    check_can_save(trainer)
     working, is_main = working_path(folder), trainer.accelerator.is_main_process
     if is_main:
         make_working_folder(folder)
@@ -87,6 +99,7 @@ def load_state(trainer: "PPOTrainer", folder: Path) -> None:
 
     Raises ``DataFileError`` where the folder holds no state, or one of another run; nothing is changed then.
     """
+    check_can_save(trainer)
     file = folder / IDENTITY
     if not file.exists():
         raise DataFileError(f"{folder} holds no trainer state (there is no {IDENTITY}); give a folder of save_state")
