@@ -263,9 +263,8 @@ class RunRecord:
         """Save what a failed run has and say where: a checkpoint, or, where an update broke off, the model."""
         step = self._checkpoints.step
         if self._checkpoints.is_between_steps:
-            return (
-                f". The model so far is in {self._checkpoints.save()}, and --resume goes on from there" if step else ""
-            )
+            so_far = ". The model so far is in {}, and --resume goes on from there"
+            return so_far.format(self._checkpoints.save()) if step else ""
         saved = self.folder / f"failed-{step + 1}"
         self.trainer.save_pretrained(saved)
         return f". The model, as it was when step {step + 1} failed, is in {saved}"
