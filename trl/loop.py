@@ -7,7 +7,6 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -27,7 +26,7 @@ from trl.critic.choose import make_critic
 from trl.critic.intrinsic import IntrinsicReward, PendingIntrinsic
 from trl.critic.random_spans import RandomSpanCritic
 from trl.critic.self_critique import SelfCritic
-from trl.critic.types import Critic, Critique, Style
+from trl.critic.types import Critic, Style
 from trl.evaluation import HeldOut
 from trl.failures import FailureWindow, GoneError
 from trl.generation import added_text
@@ -37,6 +36,7 @@ from trl.report.runlog import RunLog
 from trl.resume import Checkpoints, budget_left
 from trl.rewards import ModerationReward, PerspectiveClient, PerspectiveReward, ToxicityReward
 from trl.run import RunArgs, ToxicityArgs
+from trl.sample_rows import sample_rows
 from trl.trainer import PPOTrainer
 from trl.trainer.stop_signal import StopRequest
 
@@ -373,40 +373,3 @@ class RunRecord:
             self._progress.update(self._task, completed=self.done, description=text)
         else:
             print(f"step {self.done}/{self.total}  {text}", file=sys.stderr, flush=True)
-
-
-def sample_rows(
-    queries: Sequence[str],
-    responses: Sequence[str],
-    scores: Sequence[float | None],
-    token_texts: Sequence[Sequence[str]],
-    rollout: Sequence[dict[str, Any]],
-    intrinsic: Sequence[Any] = (),
-    critiques: Sequence[Critique] = (),
-) -> list[dict[str, Any]]:
-    """Rows of samples.jsonl, one per response of ``token_texts``, token by token.
-
-    ``rollout`` is ``PPOTrainer.last_rollout``; ``intrinsic`` (N_i,) and ``critiques`` come from the critic and
-    are empty without one.
-    """
-    rows = []
-    for i, texts in enumerate(token_texts):
-        columns = {name: rollout[i][name].tolist() for name in ("kl", "value", "advantage")}
-        columns["intrinsic"] = intrinsic[i].tolist() if intrinsic else [0.0] * len(texts)
-        tokens = [
-            {"text": text, **{name: round(values[j], 5) for name, values in columns.items()}}
-            for j, text in enumerate(texts)
-        ]
-        critique = critiques[i] if critiques else None
-        rows.append(
-            {
-                "query": queries[i],
-                "response": responses[i],
-                "score": scores[i],
-                "tokens": tokens,
-                "spans": [asdict(span) for span in critique.spans] if critique else [],
-                "reply": critique.reply if critique else None,
-                "status": critique.status if critique else None,
-            }
-        )
-    return rows
