@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.optim import Optimizer
 
 from trl.core import ppo_loss
+from trl.cpu_memory import release_freed_memory
 from trl.trainer.config import PPOConfig
 from trl.trainer.pretraining import PretrainingMix
 from trl.trainer.rollout import GraphPass, Sequences
@@ -251,6 +252,8 @@ class Updater:
                 self.accelerator.clip_grad_norm_(model.parameters(), self.config.max_grad_norm)
             optimizer.step()
         self._clear_gradients()
+        if self.accelerator.device.type == "cpu":
+            release_freed_memory()
 
     def _clear_gradients(self) -> None:
         for _, optimizer in self.networks:
