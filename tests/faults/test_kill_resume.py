@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 
 from benchmarks.kill_resume import ROOT, Trial, praise_first_word, write_inputs
 from tests.fake_openai import FakeOpenAI
+from tests.trainer.state_runs import make
+from trl.jsonl import DataFileError
 
 WORKER = str(Path(__file__).with_name("kill_worker.py"))
 
@@ -48,6 +51,14 @@ def test_four_steps_are_two_a_kill_and_two_to_the_bit(name: str, results: Path) 
         rows = [json.loads((folder / f"{part}-{rank}.json").read_text()) for part in ("whole", "resumed")]
         assert rows[0][2:] == rows[1]
     assert {path.name for path in (folder / "state").glob("process-*")} == {f"process-{i}.pt" for i in processes}
+
+
+def test_a_state_of_another_number_of_processes_is_refused(results: Path) -> None:
+    try:
+        with pytest.raises(DataFileError, match=r"other settings \(processes: 2 → 1\)"):
+            make("scalar").load_state(results / "scalar/2" / "state")
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def test_a_script_killed_at_random_moments_ends_as_if_it_had_not_been(tmp_path: Path) -> None:

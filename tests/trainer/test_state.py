@@ -85,7 +85,7 @@ def test_only_what_is_trained_is_kept(tmp_path):
     kept = load_file(tmp_path / "shared" / "policy.safetensors")
     assert not any("embed" in key or "layers.0." in key for key in kept)
     assert any("layers.2." in key for key in kept)
-    files = ["identity.json", "policy.safetensors", "policy_optimizer.pt", "process-0.pt"]
+    files = ["policy.safetensors", "policy_optimizer.pt", "process-0.pt"]
     assert sorted(os.listdir(tmp_path / "lora")) == files
 
 
@@ -141,7 +141,8 @@ def test_other_layers_to_train_are_named(tmp_path):
     policy = AutoModelForCausalLMWithValueHead.from_pretrained(tiny_llama())
     trainer = trainer_of(policy, create_reference_model(policy))
     trainer.save_state(tmp_path)
-    (tmp_path / "identity.json").write_text("{}")  # nothing else tells them apart
+    state = torch.load(tmp_path / "process-0.pt", weights_only=True)
+    torch.save(state | {"identity": {}}, tmp_path / "process-0.pt")  # nothing else tells them apart
     other = AutoModelForCausalLMWithValueHead.from_pretrained(tiny_llama(layers=3))
     with pytest.raises(DataFileError, match=r"does not fit.*layers\.2\..*missing there"):
         trainer_of(other, create_reference_model(other)).load_state(tmp_path)

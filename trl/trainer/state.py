@@ -4,11 +4,11 @@ A state folder has
 
     policy.safetensors, policy_optimizer.pt            trained weights and the value head; Adam's moments
     value_model.safetensors, value_model_optimizer.pt  of a separate value network
-    process-I.pt                                       what `snapshot` took in process I
-    identity.json                                      what a run must have in common with the state to load it
+    process-I.pt                                       what `snapshot` took in process I, and the run's identity
 
-Weights that are not trained come from where they came from at first; their fingerprint is in the identity. Files are
-read with ``torch.load(weights_only=True)``: a state that somebody sends can't run code.
+Weights that are not trained come from where they came from at first; their fingerprint is in the identity, which a run
+must have in common with the state that it goes on from. Files are read with ``torch.load(weights_only=True)``: a state
+that somebody sends can't run code.
 
 Continued runs are the uninterrupted ones to the bit on the CPU in fp32, with one or two processes (three sum up
 gradients in an order that is not ours).
@@ -16,7 +16,6 @@ gradients in an order that is not ours).
 
 import copy
 import hashlib
-import json
 import random
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -46,7 +45,6 @@ from trl.trainer.world import LaunchError
 if TYPE_CHECKING:
     from trl.trainer.ppo import PPOTrainer
 
-IDENTITY = "identity.json"
 _MAY_DIFFER = {
     # trackers, and names that are only recorded; the weights and data themselves are compared
     *("log_with", "tracker_project_name", "tracker_kwargs", "project_kwargs", "exp_name"),
@@ -84,14 +82,14 @@ def save_state(trainer: "PPOTrainer", folder: Path) -> None:
 
 def write_state(trainer: "PPOTrainer", folder: Path, moment: Mapping[str, Any]) -> None:
     """Write this process's part of a state into an existing folder. ``moment``: a `snapshot` of now."""
-    torch.save(moment, folder / f"process-{trainer.accelerator.process_index}.pt")
+    state = {"identity": _identity(trainer), **moment}
+    torch.save(state, folder / f"process-{trainer.accelerator.process_index}.pt")
     if not trainer.accelerator.is_main_process:
         return
     for network in _networks(trainer):
         weights = {key: value.detach().cpu().contiguous() for key, value in trained(network.module).items()}
         save_file(weights, folder / f"{network.name}.safetensors", metadata={"format": "pt"})
         torch.save(network.optimizer.state_dict(), folder / f"{network.name}_optimizer.pt")
-    (folder / IDENTITY).write_text(json.dumps(_identity(trainer), indent=1) + "\n", encoding="utf-8")
 
 
 def load_state(trainer: "PPOTrainer", folder: Path) -> None:
@@ -100,11 +98,11 @@ def load_state(trainer: "PPOTrainer", folder: Path) -> None:
     Raises ``DataFileError`` where the folder holds no state, or one of another run; nothing is changed then.
     """
     check_can_save(trainer)
-    file = folder / IDENTITY
-    if not file.exists():
-        raise DataFileError(f"{folder} holds no trainer state (there is no {IDENTITY}); give a folder of save_state")
-    found = json.loads(file.read_text(encoding="utf-8"))
-    check_same(found, json.loads(json.dumps(_identity(trainer))), folder)
+    own, first = (folder / f"process-{i}.pt" for i in (trainer.accelerator.process_index, 0))
+    if not first.exists():
+        raise DataFileError(f"{folder} holds no trainer state (there is no {first.name}); give a folder of save_state")
+    moment = _load(own if own.exists() else first)  # of fewer processes, which is said next
+    check_same(moment["identity"], _identity(trainer), folder)
     networks = _networks(trainer)
     weights = {network.name: load_file(folder / f"{network.name}.safetensors") for network in networks}
     for network in networks:
@@ -114,7 +112,7 @@ def load_state(trainer: "PPOTrainer", folder: Path) -> None:
             for key, parameter in trained(network.module).items():
                 parameter.copy_(weights[network.name][key])
         network.optimizer.load_state_dict(_load(folder / f"{network.name}_optimizer.pt"))
-    _restore(trainer, _load(folder / f"process-{trainer.accelerator.process_index}.pt"))
+    _restore(trainer, moment)
 
 
 def check_same(found: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path, prefix: str = "") -> None:
