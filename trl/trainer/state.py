@@ -215,7 +215,7 @@ def _data_fingerprint(trainer: "PPOTrainer") -> str | None:
     batches = _batches(trainer)
     if batches is None or trainer.dataloader is None:
         return None
-    digest = hashlib.sha256(f"{batches.size} {len(batches)}".encode())
+    digest = hashlib.sha256(str(batches.size).encode())
     for i in range(0, batches.size, max(1, batches.size // _SAMPLED)):
         row = trainer.dataloader.dataset[i]
         if "input_ids" in row:
