@@ -102,7 +102,7 @@ def test_every_file_is_read_as_data_only(tmp_path):
     ("saved", "made", "message"),
     [
         (critic, lambda: critic(learning_rate=1e-3), r"\(learning_rate: 0.01 → 0.001\); repeat the old settings"),
-        (critic, lambda: critic(seed=1, batch_size=4), r"\(seed: 0 → 1, batch_size: 8 → 4, data: "),
+        (critic, lambda: critic(seed=1, batch_size=4), r"\(seed: 0 → 1, batch_size: 8 → 4\)"),
         (lora, scalar, r"optimizers|weights that are not trained"),
         (critic, lambda: trainer_of(
             AutoModelForCausalLMWithValueHead.from_pretrained(tiny_llama())), "weights that are not trained: "),
