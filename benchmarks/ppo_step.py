@@ -88,12 +88,12 @@ def run_side(python: str, work: dict[str, Any], result: Path) -> dict[str, Any]:
     return figures
 
 
-def step_flops(shape: Shape, folder: str) -> float:
-    """FLOPs of passes and update: see benchmarks/README.md for the model."""
-    (prompt, _), (response, _) = shape.query, shape.response  # of equal lengths wherever steps are measured
+def phase_flops(shape: Shape, folder: str) -> dict[str, float]:
+    """FLOPs of generation, passes and update: see benchmarks/README.md for the model."""
+    prompt, response = sum(shape.query) / 2, sum(shape.response) / 2
     work = Workload(shape.batch, prompt, response, shape.epochs, shape.shared, whole_batch=True)
     plan = flops_plan(find_shape(folder), work)
-    return plan.passes + plan.update
+    return {"generate": plan.generate, "passes": plan.passes, "update": plan.update}
 
 
 def matmul_flops_per_second(shape: Shape, folder: str, threads: int) -> float:
@@ -131,9 +131,7 @@ def measure(name: str, shape: Shape, args: argparse.Namespace, parent: Path) -> 
         matmul.append(matmul_flops_per_second(shape, folder, args.threads))
     figures: dict[str, Any] = {"shape": name}
     for side, results in runs.items():
-        seconds = {
-            phase: [s for r in results for s in r["seconds"][phase]] for phase in ("generate", "step", "one_by_one")
-        }
+        seconds = {phase: [s for r in results for s in r["seconds"][phase]] for phase in results[0]["seconds"]}
         if seconds["generate"] and seconds["step"]:
             seconds["iteration"] = [a + b for a, b in zip(seconds["generate"], seconds["step"], strict=True)]
         figures[side] = {
@@ -141,9 +139,12 @@ def measure(name: str, shape: Shape, args: argparse.Namespace, parent: Path) -> 
             "total_mb": statistics.median(r["total_mb"] for r in results),
             "dynamic_mb": statistics.median(r["total_mb"] - r["static_mb"] for r in results),
         }
-    if "step" in shape.phases:
-        rate = step_flops(shape, folder) / figures["ours"]["seconds"]["step"][1]
-        figures["of_matmul"] = rate / statistics.median(matmul)
+    mine, matmul_rate = figures["ours"]["seconds"], statistics.median(matmul)
+    flops = phase_flops(shape, folder)
+    flops["step"] = flops["passes"] + flops["update"]
+    figures["of_matmul"] = {
+        phase: count / mine[phase][1] / matmul_rate for phase, count in flops.items() if phase in mine
+    }
     return figures
 
 
@@ -180,8 +181,8 @@ def report(figures: dict[str, Any], targets: dict[str, float]) -> list[str]:
         target = targets.get(name)
         verdict = "" if target is None else f"  target {target:g}: {'met' if ratio >= target else 'MISSED'}"
         lines.append(f"  {name:<11} {ratio:5.2f}×{verdict}")
-    if "of_matmul" in figures:
-        lines.append(f"  model FLOPs per second: {figures['of_matmul']:.0%} of one matmul's")
+    shares = ", ".join(f"{phase} {share:.0%}" for phase, share in figures["of_matmul"].items())
+    lines.append(f"  model FLOPs per second, of one matmul's: {shares}")
     return lines
 
 
