@@ -1,17 +1,23 @@
 import json
+import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from tests.e2e.killing import kill_when_written, tear_last_line
 from tests.rewards.toy_classifiers import save_classifier
 from tests.tiny import tiny_gpt2, tiny_tokenizer
-from trl.data.prompts import Args, choose, half_sentences, main
-from trl.jsonl import read_jsonl, read_prompts
+from trl.data.prompts import Args, choose, half_sentences, main, read_texts
+from trl.jsonl import DataFileError, read_jsonl, read_prompts
 from trl.rewards import load_classifier
 
+WORDS = ("great", "dull", "odd", "long")
 TEXTS = [
     f"The {noun} in this film was {judgement} from the first scene to the last. Short one. "
     f"I saw it with {number} friends who all said that the music was {judgement} too!"
@@ -39,10 +45,35 @@ def test_half_sentences_depend_on_the_seed_and_stop_at_what_there_is() -> None:
 
 def test_choice_keeps_bounds_and_prefers_the_target() -> None:
     rows = [{"prompt": {"text": str(index)}, "num_positive": n} for index, n in enumerate([0, 9, 12, 15, 13, 25, 10])]
-    texts = [row["prompt"]["text"] for row in choose(rows, (10, 15), 12.5, None)]
+    texts = [row["prompt"]["text"] for row in choose(rows, (10, 15), 12.5, 9)]
     assert texts == ["2", "3", "4", "6"]
     assert [row["num_positive"] for row in choose(rows, (10, 15), 12.5, 2)] == [12, 13]
     assert choose(rows, (24, 25), 25, 5) == [{"prompt": {"text": "5"}, "num_positive": 25}]
+
+
+def test_texts_of_plain_files_are_paragraphs(tmp_path: Path) -> None:
+    (tmp_path / "b.txt").write_text("Third.\n")
+    (tmp_path / "a.txt").write_text("First one.\nStill it.\n \n\nSecond é🙂.\n\n")
+    assert [text.strip() for text in read_texts(str(tmp_path), "x", 9)] == [
+        "First one.\nStill it.",
+        "Second é🙂.",
+        "Third.",
+    ]
+    assert len(read_texts(str(tmp_path), "x", 2)) == 2
+    assert [text.strip() for text in read_texts(str(tmp_path / "b.txt"), "x", 9)] == ["Third."]
+    (tmp_path / "b.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(DataFileError, match=r"b\.txt: expected text in UTF-8"):
+        read_texts(str(tmp_path), "x", 9)
+
+
+def test_a_data_set_as_the_hub_has_it_is_read_as_far_as_needed(tmp_path: Path) -> None:
+    """Two parts; the second can't be read, so whoever reads no further than the first does not notice."""
+    (tmp_path / "data").mkdir()
+    pq.write_table(pa.table({"text": TEXTS, "id": range(12)}), tmp_path / "data" / "train-00000-of-00002.parquet")
+    (tmp_path / "data" / "train-00001-of-00002.parquet").write_bytes(b"broken")
+    assert read_texts(str(tmp_path), "train", 7) == TEXTS[:7]
+    with pytest.raises(DataFileError, match="cannot load the split 'valid'"):
+        read_texts(str(tmp_path), "valid", 7)
 
 
 @pytest.fixture(scope="module")
@@ -92,15 +123,34 @@ def test_every_prompt_is_counted_and_sorted_into_its_set(
     assert counts["neutral"] + counts["negative"] + counts["positive"] == 10
 
 
-def test_an_interrupted_run_ends_like_an_uninterrupted_one(models: dict[str, str], tmp_path: Path) -> None:
-    main(arguments(models, tmp_path / "whole"))
-    main(arguments(models, tmp_path / "cut"))
+def test_a_killed_run_ends_like_an_uninterrupted_one(
+    models: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [{"text": f"The {word} {n} of this very film was {word} too."} for word in WORDS for n in range(40)]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    given = {**models, "source": str(tmp_path / "texts.jsonl")}
+    main(replace(arguments(given, tmp_path / "whole"), candidates=160))
+    flags = [word for name, value in given.items() for word in (f"--{name}", value)]
+    flags += ["--split", "train", "--candidates", "160", "--num_return", "6", "--max_new_tokens", "8"]
+    flags += ["--neutral", "2", "4", "--negative", "0", "1", "--positive", "5", "6"]
+    command = [sys.executable, "-m", "trl.data.prompts", str(tmp_path / "cut"), *flags]
     file = tmp_path / "cut" / "candidates.jsonl"
-    whole = file.read_bytes()
-    file.write_bytes(whole[: random.Random(0).randint(len(whole) // 3, len(whole) - 2)])
-    main(arguments(models, tmp_path / "cut"))
+    assert kill_when_written(command, file, random.Random(0).randrange(4, 60), dict(os.environ)) < 160
+    assert not (tmp_path / "cut" / "neutral.jsonl").exists()
+    tear_last_line(file)
+    main(replace(arguments(given, tmp_path / "cut"), candidates=160))
+    first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
+    assert second == {**first, "output_dir": str(tmp_path / "cut")}
     for name in ("candidates", "neutral", "negative", "positive"):
         assert (tmp_path / "cut" / f"{name}.jsonl").read_bytes() == (tmp_path / "whole" / f"{name}.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"neutral": (4, 2)}, {"positive": (25, 25)}, {"negative": (-1, 0)}, {"min_words": 0}, {"min_words": 11}]
+)
+def test_bounds_that_no_prompt_can_meet_are_refused(models: dict[str, str], tmp_path: Path, wrong: dict) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        replace(arguments(models, tmp_path), **wrong)
 
 
 def test_errors_of_the_command_are_one_line(tmp_path: Path) -> None:

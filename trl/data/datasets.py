@@ -39,12 +39,19 @@ class Layout:
 
 
 def read_rows(
-    name: str, split: str, layout: Layout, *, stem: str | None = None, limit: int | None = None
+    name: str,
+    split: str,
+    layout: Layout,
+    *,
+    stem: str | None = None,
+    limit: int | None = None,
+    streaming: bool = False,
 ) -> Iterator[tuple[str, Row]]:
     """(where it stands, row) for the rows of a split, in order; the first ``limit`` of them.
 
     ``stem`` is the name of a folder's file if that isn't the split's. Of a hub or saved data set, only
     ``layout.columns`` are read, and all of them must be there; what a file's rows hold is the caller's to check.
+    ``streaming``: of a hub data set, fetch what is read and not all of it, for sets that are many times the limit.
 
     Raises ``DataFileError`` (what was expected and what to do) and ``BuiltinError``, at once and not at the first row.
     """
@@ -60,7 +67,7 @@ def read_rows(
         file = path / f"{stem or split}{suffix}"
         if file.is_file():
             return _read_file(file, layout, limit)
-    return _read_dataset(name, path, split, layout, limit)
+    return _read_dataset(name, path, split, layout, limit, streaming)
 
 
 def text_of(row: Row, column: str, where: str) -> str:
@@ -90,7 +97,9 @@ def _read_csv(path: Path) -> list[Row]:
         raise DataFileError(f"{path}: expected CSV in UTF-8 ({error}); JSON lines hold any text") from error
 
 
-def _read_dataset(name: str, path: Path, split: str, layout: Layout, limit: int | None) -> Iterator[tuple[str, Row]]:
+def _read_dataset(
+    name: str, path: Path, split: str, layout: Layout, limit: int | None, streaming: bool
+) -> Iterator[tuple[str, Row]]:
     """From the hub, a copy of a hub repository, or a folder that ``save_to_disk`` wrote."""
     from datasets import DatasetDict, load_dataset, load_from_disk
     from datasets.exceptions import DatasetsError
@@ -100,18 +109,18 @@ def _read_dataset(name: str, path: Path, split: str, layout: Layout, limit: int 
             saved = load_from_disk(str(path))
             data = saved[split] if isinstance(saved, DatasetDict) else saved
         else:
-            data = load_dataset(name, split=split)
+            data = load_dataset(name, split=split, streaming=streaming)
     except (OSError, ValueError, KeyError, DatasetsError) as error:
         reason = (str(error).strip() or type(error).__name__).split("\n")[0]
         raise DataFileError(
             f"cannot load the split {split!r} of {name!r} ({reason}); give a data set on the hub (needs network), "
             f"a local folder, a {layout.files} file with {layout.rows}, or {layout.example}"
         ) from error
-    missing = [column for column in layout.columns if column not in data.column_names]
+    present = data.column_names or layout.columns  # a stream may not know them before its first row
+    missing = [column for column in layout.columns if column not in present]
     if missing:
         raise DataFileError(
-            f"{name!r} has the columns {', '.join(data.column_names)}; expected {layout.rows} "
-            f"(missing: {', '.join(missing)})"
+            f"{name!r} has the columns {', '.join(present)}; expected {layout.rows} (missing: {', '.join(missing)})"
         )
     rows = islice(data.select_columns(list(layout.columns)), limit)
     return ((f"{name!r}, row {number}", row) for number, row in enumerate(rows, start=1))

@@ -2,11 +2,16 @@
 
     python -m trl.data.prompts outputs/prompts --source builtin:imdb --split test --candidates 300
 
-The sets follow DExperts (Liu et al., 2021, appendix on sentiment prompts): half sentences are continued 25
-times by the base model; a prompt is neutral if 12 or 13 of the continuations are positive, negative if none is,
-positive if 24 or 25 are. Steering a model against a negative prompt is the adversarial setting. Small models stay
-on a prompt's sentiment less, so that few of their prompts are at the extremes: wider bounds give more prompts from
-fewer candidates.
+Half sentences are continued 25 times by the base model, and a classifier counts the positive continuations: a prompt is
+neutral if that are 12 or 13, negative if none is, positive if all are. So did DExperts (Liu et al. 2021,
+arXiv:2105.03023, on sentiment): of 100,000 prompts from OpenWebText, continued by GPT-2 large, it kept 5,000 neutral,
+2,500 negative and 2,500 positive ones. With a hub and a GPU that is
+
+    python -m trl.data.prompts outputs/prompts --source Skylion007/openwebtext --split train --candidates 100000 \\
+        --model gpt2-large --classifier distilbert-base-uncased-finetuned-sst-2-english
+
+Steering a model against a negative prompt is the adversarial setting. Small models stay on a prompt's sentiment less,
+so that few of their prompts are at the extremes: wider bounds give more prompts from fewer candidates.
 """
 
 import random
@@ -28,10 +33,11 @@ if vars(trl).get("DISTRIBUTION") != "relc":
 
 from trl.builtin import BuiltinError
 from trl.data.sentiment import load_texts
-from trl.jsonl import DataFileError, Row, dump_line, run_resumable
+from trl.jsonl import DataFileError, Row, dump_line, replace_file, run_resumable
 
 PROMPTS_PER_BATCH = 4
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
+_PARAGRAPH_END = re.compile(r"\n\s*\n")
 
 
 @dataclass
@@ -41,9 +47,12 @@ class Args:
     output_dir: Annotated[Positional[Path], arg(metavar="FOLDER")]
     """Gets candidates.jsonl (every prompt, its continuations and scores; resumed) and one file per set."""
     source: str = "builtin:imdb"
-    """Data set with a text column: hub id, local file or folder, or builtin: name."""
+    """Texts: a data set with a text column (hub id, local file or folder, builtin: name), or a .txt file or a folder of
+    them, whose paragraphs are the texts. A text gives at most one prompt."""
     split: str = "test"
     """Split of the data set; prompts for evaluation should not come from what is trained on."""
+    max_texts: int = 200_000
+    """Read the first so many texts; a data set on the hub is fetched no further."""
     model: str = "builtin:smollm2"
     """Base model that continues the prompts."""
     classifier: str = "builtin:sentiment"
@@ -64,12 +73,42 @@ class Args:
     """Fewest and most positive continuations of a neutral prompt."""
     negative: tuple[int, int] = (0, 0)
     """The same of a negative prompt."""
-    positive: tuple[int, int] = (24, 25)
+    positive: tuple[int, int] = (25, 25)
     """The same of a positive prompt."""
-    per_set: int | None = None
-    """Keep this many of each set, those nearest to the middle of the neutral bounds or to the extremes first."""
+    neutral_size: int = 5000
+    """Most neutral prompts to keep, those nearest to the middle of their bounds first."""
+    negative_size: int = 2500
+    """Most negative prompts, those with the fewest positive continuations first."""
+    positive_size: int = 2500
+    """Most positive prompts, those with the most positive continuations first."""
     seed: int = 0
     """Seeds the choice of sentences and the sampling."""
+
+    def __post_init__(self) -> None:
+        for name in ("neutral", "negative", "positive"):
+            low, high = getattr(self, name)
+            if not 0 <= low <= high <= self.num_return:
+                raise ValueError(f"--{name} is {low} {high}; expected 0 <= fewest <= most <= {self.num_return}")
+        if not 1 <= self.min_words <= self.max_words:
+            raise ValueError(f"expected 1 <= min <= max words, got {self.min_words} and {self.max_words}")
+
+
+def read_texts(source: str, split: str, limit: int) -> list[str]:
+    """The first ``limit`` texts of a source, see `Args.source`. Raises DataFileError, BuiltinError, OSError."""
+    path = Path(source)
+    files = [path] if path.suffix == ".txt" else sorted(path.glob("*.txt"))
+    if not files:
+        return load_texts(source, split, limit=limit, streaming=True)
+    texts: list[str] = []
+    for file in files:
+        try:
+            paragraphs = _PARAGRAPH_END.split(file.read_text(encoding="utf-8"))
+        except UnicodeDecodeError as error:
+            raise DataFileError(f"{file}: expected text in UTF-8 ({error})") from error
+        texts += [paragraph for paragraph in paragraphs if paragraph.strip()]
+        if len(texts) >= limit:
+            break
+    return texts[:limit]
 
 
 def half_sentences(texts: list[str], count: int, min_words: int, max_words: int, seed: int) -> list[str]:
@@ -91,32 +130,41 @@ def _half(sentence: str) -> str:
     return " ".join(words[: len(words) // 2])
 
 
-def choose(rows: list[Row], bounds: tuple[int, int], target: float, per_set: int | None) -> list[Row]:
-    """Rows whose ``num_positive`` is within ``bounds``; the ``per_set`` nearest to ``target``, in file order."""
+def choose(rows: list[Row], bounds: tuple[int, int], target: float, size: int) -> list[Row]:
+    """Rows whose ``num_positive`` is within ``bounds``; the ``size`` nearest to ``target``, in file order."""
     fitting = [row for row in rows if bounds[0] <= row["num_positive"] <= bounds[1]]
-    nearest = sorted(fitting, key=lambda row: abs(row["num_positive"] - target))[:per_set]
-    return [{"prompt": row["prompt"], "num_positive": row["num_positive"]} for row in fitting if row in nearest]
+    nearest = sorted(range(len(fitting)), key=lambda index: abs(fitting[index]["num_positive"] - target))[:size]
+    chosen = [fitting[index] for index in sorted(nearest)]
+    return [{"prompt": row["prompt"], "num_positive": row["num_positive"]} for row in chosen]
 
 
 def main(args: Args) -> None:
     """Sample, judge, and write the sets."""
-    from trl.generation import Sampling, batch_seed, load_causal_lm, sample_continuations
+    from trl.fingerprint import model_version
+    from trl.generation import Sampling, batch_seed, count_cut, load_causal_lm, sample_continuations
     from trl.rewards.classifiers import load_classifier
 
-    texts = load_texts(args.source, args.split)
+    texts = read_texts(args.source, args.split, args.max_texts)
     prompts = half_sentences(texts, args.candidates, args.min_words, args.max_words, args.seed)
+    if not prompts:
+        raise DataFileError(f"{args.source} has no half sentence of {args.min_words} to {args.max_words} words")
     if len(prompts) < args.candidates:
-        print(f"{args.source} ({args.split}) has only {len(prompts)} fitting half sentences", file=sys.stderr)
-    sampling = Sampling(max_new_tokens=args.max_new_tokens, top_p=args.top_p, num_return=args.num_return)
-    classify = load_classifier(args.classifier)
-    model, tokenizer = load_causal_lm(args.model)
+        print(f"{args.source} has only {len(prompts)} fitting half sentences", file=sys.stderr)
+    try:
+        sampling = Sampling(max_new_tokens=args.max_new_tokens, top_p=args.top_p, num_return=args.num_return)
+        classify = load_classifier(args.classifier)
+        model, tokenizer = load_causal_lm(args.model)
+        count_cut(model, tokenizer, prompts, sampling)
+    except ValueError as error:  # settings that contradict each other or the model, or no label that means positive
+        sys.exit(f"error: {error}")
 
     def process(index: int, chunk: list[Row]) -> list[Row]:
         texts = [row["prompt"]["text"] for row in chunk]
         groups = sample_continuations(model, tokenizer, texts, sampling, seed=batch_seed(args.seed, index))
         return [_judged(row, group, classify) for row, group in zip(chunk, groups, strict=True)]
 
-    settings = {"command": "trl.data.prompts", "model": args.model, "classifier": args.classifier}
+    settings: Row = {"command": "trl.data.prompts", "model": args.model, "classifier": args.classifier}
+    settings["versions"] = [model_version(name) for name in (args.model, args.classifier)]
     rows: list[Row] = [{"prompt": {"text": prompt}} for prompt in prompts]
     judged = run_resumable(
         rows,
@@ -126,16 +174,14 @@ def main(args: Args) -> None:
         chunk_size=PROMPTS_PER_BATCH,
     )
     counts: Row = {"candidates": len(judged)}
-    middle = sum(args.neutral) / 2
     sets = {
-        "neutral": (args.neutral, middle),
-        "negative": (args.negative, 0.0),
-        "positive": (args.positive, float(args.num_return)),
+        "neutral": (args.neutral, sum(args.neutral) / 2, args.neutral_size),
+        "negative": (args.negative, 0.0, args.negative_size),
+        "positive": (args.positive, float(args.num_return), args.positive_size),
     }
-    for name, (bounds, target) in sets.items():
-        chosen = choose(judged, bounds, target, args.per_set)
-        content = "".join(dump_line(row) + "\n" for row in chosen)
-        (args.output_dir / f"{name}.jsonl").write_text(content, encoding="utf-8")
+    for name, (bounds, target, size) in sets.items():
+        chosen = choose(judged, bounds, target, size)
+        replace_file(args.output_dir / f"{name}.jsonl", "".join(dump_line(row) + "\n" for row in chosen))
         counts[name] = len(chosen)
     print(dump_line({**counts, "output_dir": str(args.output_dir)}))
 
@@ -153,6 +199,6 @@ def _judged(row: Row, continuations: list[str], classify: Callable[[list[str]], 
 
 if __name__ == "__main__":
     try:
-        main(tyro.cli(Args, use_underscores=True))
+        main(tyro.cli(Args, use_underscores=True, description=__doc__))
     except (BuiltinError, DataFileError, OSError) as error:
         sys.exit(f"error: {error}")

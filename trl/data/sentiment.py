@@ -52,9 +52,13 @@ def load_sentiment_prompts(
     return rows
 
 
-def load_texts(name: str, split: str) -> list[str]:
-    """The ``text`` column of one split; what ``name`` may be, and the errors, as above."""
-    return [text_of(row, "text", where) for where, row in read_rows(name, split, LAYOUT)]
+def load_texts(name: str, split: str, *, limit: int | None = None, streaming: bool = False) -> list[str]:
+    """The ``text`` column of one split; what ``name`` may be, and the errors, as above.
+
+    ``limit`` and ``streaming`` as of `trl.data.datasets.read_rows`.
+    """
+    rows = read_rows(name, split, LAYOUT, limit=limit, streaming=streaming)
+    return [text_of(row, "text", where) for where, row in rows]
 
 
 def _heads(texts: list[str], tokenizer: "PreTrainedTokenizerBase", count: int) -> list[list[int]]:
