@@ -299,7 +299,7 @@ class PPOTrainer:
         """Save policy, value head and tokenizer as ordinary `transformers` files, from the main process.
 
         A separate value model goes to ``save_directory/value_model``. Files that were there are replaced as the new
-        ones are whole; OSError where the disk is full.
+        ones are whole; OSError where the disk is full. README.md is a model card.
         """
         state.save_model(self, Path(save_directory))
 

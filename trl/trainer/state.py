@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from trl.jsonl import DataFileError
 from trl.models import AutoModelForCausalLMWithValueHead, RewardModel
+from trl.report.model_card import write_model_card
 from trl.trainer.batches import ShardedBatches
 from trl.trainer.checkpoint_folders import (
     make_working_folder,
@@ -285,7 +286,8 @@ def save_model(trainer: "PPOTrainer", folder: Path) -> None:
 
 
 def write_model(trainer: "PPOTrainer", folder: Path) -> None:
-    """Policy, value head and tokenizer as ordinary `transformers` files; a separate value model in ``value_model/``."""
+    """Policy, value head and tokenizer as ordinary `transformers` files, with a model card; a separate value model in
+    ``value_model/``."""
     for network in _networks(trainer):
         target = folder if network.name == "policy" else folder / network.name
         weights = trainer.accelerator.get_state_dict(network.prepared)
@@ -293,3 +295,5 @@ def write_model(trainer: "PPOTrainer", folder: Path) -> None:
             target.mkdir(exist_ok=True)
             network.module.save_pretrained(target, state_dict=weights)
             trainer.tokenizer.save_pretrained(str(target))
+    if trainer.accelerator.is_main_process:
+        write_model_card(folder, asdict(trainer.config))
