@@ -88,3 +88,18 @@ def test_a_prompt_file_that_the_critic_does_not_read_is_said(critic, warned, cap
     assert not caplog.records  # the default prompt was not asked for
     parse_args(Args, [*flags, "--prompt_file", "mine.txt"])
     assert ["--prompt_file mine.txt is not read" in record.getMessage() for record in caplog.records] == [True] * warned
+
+
+def test_trackers_which_record_the_command_line_see_no_key(monkeypatch):
+    words = ["ppo.py", "--perspective_api", "KEY-1234", "--critic_base_url=https://me:PASS-5678@host/v1", "--seed", "7"]
+    monkeypatch.setattr(sys, "argv", words)
+    args = parse_args(Args)
+    assert (args.perspective_api, args.ppo_config.seed) == ("KEY-1234", 7)
+    assert args.critic_base_url == "https://me:PASS-5678@host/v1"
+    assert sys.argv == [*words[:2], "***", "--critic_base_url=https://***@host/v1", *words[4:]]
+
+
+def test_tensorboard_writes_into_the_run_folder():
+    args = parse_args(Args, ["--log_with", "tensorboard", "--output_dir", "somewhere"])
+    assert args.ppo_config.project_kwargs == {"logging_dir": "somewhere"}
+    assert Args().ppo_config.project_kwargs == {}

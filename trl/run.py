@@ -123,6 +123,8 @@ class RunArgs:
         for name in ("positive_reward_value", "negative_reward_value", "intrinsic_reward_threshold"):
             if math.isnan(getattr(self, name)):
                 raise ValueError(f"--{name} must be a number, got NaN")
+        if self.ppo_config.log_with == "tensorboard":
+            self.ppo_config.project_kwargs = {"logging_dir": self.output_dir, **self.ppo_config.project_kwargs}
 
     @classmethod
     def builtin(cls) -> Self:
@@ -245,9 +247,12 @@ def parse_args(cls: type[T], argv: Sequence[str] | None = None) -> T:
     """Read the command line into ``cls``; exits with one clear line on values that can't be right.
 
     PPOConfig's fields are written ``--ppo_config.X`` or ``--X``; dashes and underscores are the same. ``--resume``
-    without a path is the newest checkpoint.
+    without a path is the newest checkpoint. What is secret in ``sys.argv`` is gone from it afterwards: trackers record
+    the command line.
     """
-    argv = list(sys.argv[1:] if argv is None else argv)
+    if argv is None:
+        argv, sys.argv = sys.argv[1:], [_without_passwords(word) for word in _without_keys(sys.argv)]
+    argv = list(argv)
     argv = _with_latest([_without_prefix(word) for word in argv])
     try:
         default = cls.builtin() if _wants_builtin(argv) else cls()
@@ -328,14 +333,17 @@ def prepare_output_dir(args: ScriptArgs, is_main: bool = True) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     recorded = {name: value for name, value in asdict(args).items() if name != "perspective_api"}
     settings = {"command": ["python", *_without_keys(sys.argv)], "args": recorded}
-    # a password in a URL of an endpoint (https://user:password@host) stays out too
-    text = re.sub(r"//[^/\s\"@]+@", "//***@", json.dumps(settings, indent=2))
-    (folder / "run.json").write_text(text + "\n")
+    (folder / "run.json").write_text(_without_passwords(json.dumps(settings, indent=2)) + "\n")
     return folder
 
 
 def _is_resumed(args: ScriptArgs, folder: Path) -> bool:
     return args.resume is not None and (args.resume == LATEST or Path(args.resume).resolve().parent == folder.resolve())
+
+
+def _without_passwords(text: str) -> str:
+    """``text`` with the user and password of URLs (https://user:password@host) left out."""
+    return re.sub(r"//[^/\s\"@]+@", "//***@", text)
 
 
 def _without_keys(argv: Sequence[str]) -> list[str]:

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub import ModelCard
 from peft import AutoPeftModelForCausalLM, PeftModel
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from tests.fake_openai import Answer, FakeOpenAI, completion
@@ -103,7 +105,8 @@ def test_published_command_with_perspective(names, tmp_path):
     prefix = ["-m", "accelerate.commands.launch", "--num_processes", "1", "--mixed_precision", "bf16"]
     with FakePerspective(fault) as server, FakeOpenAI(quote_last_word) as critic:
         local = ("--perspective_api", KEY, "--toxicity_endpoint", server.url, "--perspective_qps", "500")
-        command = published(names, out, *local, "--critic_base_url", critic.url, "--save_freq", "3")
+        more = ("--critic_base_url", critic.url, "--save_freq", "3", "--log_with", "tensorboard")
+        command = published(names, out, *local, *more)
         done = launch(*prefix, "--dynamo_backend", "no", SCRIPT, *command)
     assert set(server.keys) == {KEY}
     assert not any(KEY in path for path in server.paths)
@@ -125,6 +128,13 @@ def test_published_command_with_perspective(names, tmp_path):
     assert 0 < unscored < 14
     assert sum(row["reward/no_verdict"] for row in metrics) == unscored
     assert "429" not in done.stderr  # asked again, and answered
+    events = EventAccumulator(str(out / "trl")).Reload()
+    for name in ("objective/kl", "objective/score", "critic/requests", "ppo/loss/value"):
+        logged = [(event.step, event.value) for event in events.Scalars(name)]
+        assert logged == [(row["step"], pytest.approx(row[name], rel=1e-6)) for row in metrics]
+    card = ModelCard.load(out / "README.md")
+    assert f"{SCRIPT} --use_intrinsic_reward" in card.text and "--perspective_api '***'" in card.text
+    assert "token rewards from a critic" in card.text and f"| critic requests | {28 - unscored} |" in card.text
 
     assert AutoModelForCausalLM.from_pretrained(out).config.num_hidden_layers == 2
     assert (out / "checkpoint-3" / "value_head.safetensors").exists()
@@ -255,6 +265,8 @@ def test_the_reference_is_the_policy_with_its_adapters_off(adapted):
 
 def test_adapters_are_trained_and_base_weights_are_not(names, adapted):
     adapters = load_file(adapted / "adapter_model.safetensors")
+    card = ModelCard.load(adapted / "README.md")  # ours, not the one that peft wrote before it
+    assert card.data.library_name == "peft" and PEFT_SCRIPT in card.text and "## Results" in card.text
     assert {name.split(".")[-2] for name in adapters} == {"lora_A", "lora_B"}
     assert all(tensor.any() for name, tensor in adapters.items() if "lora_B" in name)  # B is 0 at first
     # The run merged its own base with its adapters; a fresh base merged with them must have the same bits.

@@ -322,13 +322,15 @@ def test_settings_out_of_range_are_refused_at_start(name, value):
 
 
 def test_tensorboard_needs_no_further_settings(tmp_path, monkeypatch):
-    pytest.importorskip("tensorboard")
     monkeypatch.chdir(tmp_path)
-    trainer = make_trainer(log_with="tensorboard")
+    kwargs = {"tensorboard": {"filename_suffix": ".mine"}, "wandb": {"key": "a-secret"}}
+    trainer = make_trainer(log_with="tensorboard", tracker_kwargs=kwargs)
     stats = trainer.step(QUERIES, RESPONSES, SCORES)
     trainer.log_stats(stats, {}, SCORES)
     trainer.accelerator.end_training()
-    assert list((tmp_path / "runs").rglob("events.*"))
+    assert list((tmp_path / "runs").rglob("events.*.mine"))
+    files = [file for file in tmp_path.rglob("*") if file.is_file()]
+    assert not any(b"a-secret" in file.read_bytes() for file in files)
 
 
 def test_a_tracker_that_is_not_installed_is_an_error(monkeypatch):

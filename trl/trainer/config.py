@@ -30,7 +30,7 @@ class PPOConfig:
     reward_model: str | None = None
     """Environment reward (recorded; the scripts read it)."""
     exp_name: str = "ppo"
-    """Name of the run in trackers."""
+    """Name of the run in wandb and trackio."""
     seed: int = 0
     """Seed of sampling, mini-batch order and initialisation."""
 
@@ -89,7 +89,7 @@ class PPOConfig:
     tracker_project_name: str = "trl"
     """Project name in the tracker."""
     tracker_kwargs: Annotated[dict[str, Any], tyro.conf.Suppress] = field(default_factory=dict)
-    """Passed to the tracker's init, by tracker name."""
+    """Passed to the tracker's init, by tracker name: {"wandb": {"entity": ...}}."""
     accelerator_kwargs: Annotated[dict[str, Any], tyro.conf.Suppress] = field(default_factory=dict)
     """Passed to accelerate.Accelerator (for example mixed_precision)."""
     project_kwargs: Annotated[dict[str, Any], tyro.conf.Suppress] = field(default_factory=dict)

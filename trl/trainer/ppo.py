@@ -28,6 +28,7 @@ from trl.trainer.kl import AdaptiveKLController, FixedKLController
 from trl.trainer.pretraining import PretrainingMix
 from trl.trainer.rollout import Rollout, RolloutPasses, Sequences, reference_weights
 from trl.trainer.scores import Score, ScoreScaler, score_vectors
+from trl.trainer.trackers import start_tracker
 from trl.trainer.update import Targets, Updater
 
 logger = logging.getLogger(__name__)
@@ -126,11 +127,7 @@ class PPOTrainer:
         self._biasing: list[str] = []
         self._generation_seconds = 0.0
         self._warned_of_negative_kl = False
-        if config.log_with is not None:
-            run_name = {config.log_with: config.tracker_kwargs}
-            self.accelerator.init_trackers(
-                config.tracker_project_name, config=statistics.flat(asdict(config)), init_kwargs=run_name
-            )
+        start_tracker(self.accelerator, config)
 
     # ------------------------------------------------------------------ generation
 

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
@@ -36,6 +37,7 @@ from trl.trainer.checkpoint_folders import (
     write_marker,
     writing,
 )
+from trl.trainer.statistics import flat
 from trl.trainer.stop_signal import StopRequest
 from trl.trainer.supervised_config import LATEST, SupervisedConfig
 
@@ -71,7 +73,8 @@ class SupervisedTrainer(ABC, Generic[R]):
             raise ValueError("the data set is empty: there is nothing to train on")
         self.config, self.rows, self.unwrapped = config, rows, model
         self.folder = Path(config.output_dir)
-        self.accelerator = make_accelerator(config.log_with, {"mixed_precision": "bf16"} if config.bf16 else None)
+        precision = {"mixed_precision": "bf16"} if config.bf16 else None
+        self.accelerator = make_accelerator(config.log_with, precision, {"logging_dir": config.output_dir})
         set_seed(config.seed + self.accelerator.process_index)
         trainable = [p for p in model.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(trainable, lr=config.learning_rate, weight_decay=config.weight_decay, fused=True)
@@ -280,7 +283,7 @@ class SupervisedTrainer(ABC, Generic[R]):
     def _start(self) -> None:
         """Take up a checkpoint if one is asked for, and cut the metrics file back to it."""
         if self.config.log_with:
-            self.accelerator.init_trackers("trl")
+            self.accelerator.init_trackers("trl", config=flat(asdict(self.config)))
         if self.config.resume is None:
             return
         checkpoint = find_checkpoint(self.folder, self.config.resume, LATEST)
