@@ -77,8 +77,8 @@ def write_model_card(folder: Path, config: Mapping[str, Any]) -> None:
     """Write ``folder/README.md`` for the policy that is saved there, replacing what another library put there.
 
     The command and all settings come from the ``run.json`` of the run folder, which is ``folder`` or its parent (for a
-    checkpoint, and while a model is written); the results from its ``metrics.jsonl``. Without them ``config``, the trainer's settings, has to do.
-    No key is in any of these, and a password in a URL is left out.
+    checkpoint, and while a model is written); the results from its ``metrics.jsonl``. Without them ``config``, the
+    trainer's settings, has to do. No key is in any of these, and a password in a URL is left out.
     """
     run_folder = next((place for place in (folder, folder.parent) if (place / SETTINGS_FILE).exists()), None)
     recorded = {} if run_folder is None else _recorded(run_folder / SETTINGS_FILE)
