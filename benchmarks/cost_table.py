@@ -80,10 +80,9 @@ def table() -> str:
 
 def _row(job: Job, place: str, shape: ModelShape, *, own: bool) -> str:
     processes, machine = MACHINES[place]
-    work = replace(job.work, samples=job.work.samples * processes)
-    setting = Setting(
-        job.work.samples, job.work.samples, processes, zero=job.sharded if processes > 1 else 0, bf16=True
-    )
+    zero = job.sharded if processes > 1 else 0
+    setting = Setting(job.work.samples, job.work.samples, processes, zero, bf16=True)
+    work = replace(job.work, samples=job.work.samples * processes, whole_batch=not zero)
     critic = critic_costs(
         work.samples,
         share=1.0,

@@ -59,9 +59,12 @@ class _Server(ThreadingHTTPServer):
 
 
 class FakeOpenAI:
-    """``requests``: JSON bodies received, in order; ``keys``: bearer tokens; ``most_at_once``: concurrency."""
+    """``requests``: JSON bodies received, in order; ``keys``: bearer tokens; ``most_at_once``: concurrency.
 
-    def __init__(self, answers: Callable[[dict[str, Any]], Answer] | Sequence[Answer]) -> None:
+    ``port`` 0: any that is free.
+    """
+
+    def __init__(self, answers: Callable[[dict[str, Any]], Answer] | Sequence[Answer], *, port: int = 0) -> None:
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str] = []
         self.times: list[float] = []
@@ -104,7 +107,7 @@ class FakeOpenAI:
             def log_message(self, format: str, *args: Any) -> None:
                 pass
 
-        self._server = _Server(("127.0.0.1", 0), Handler)
+        self._server = _Server(("127.0.0.1", port), Handler)
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
 

@@ -256,7 +256,9 @@ class RunRecord:
             saved = self._save_what_there_is()
             self.trainer.accelerator.end_training()
             raise SystemExit(f"error: {error}{saved}")
-        if isinstance(error, Exception) and not isinstance(error, OSError) and alone:
+        # of weights that have become NaN there is nothing to keep; the checkpoint before is what --resume is for
+        is_worth_saving = isinstance(error, Exception) and not isinstance(error, OSError | FloatingPointError)
+        if is_worth_saving and alone:
             logger.error("the run failed in step %d%s", self._checkpoints.step + 1, self._save_what_there_is())
 
     def _save_what_there_is(self) -> str:

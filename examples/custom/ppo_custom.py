@@ -85,7 +85,7 @@ def main() -> None:
     # 2. models: policy with value head, frozen reference, environment reward
     policy_path = locate_model(config.model_name)
     tokenizer = load_tokenizer(policy_path)
-    model = AutoModelForCausalLMWithValueHead.from_pretrained(policy_path)
+    model = AutoModelForCausalLMWithValueHead.from_pretrained(policy_path, expects_value_head=False)
     reference = create_reference_model(model, args.num_shared_layers)
     trainer = PPOTrainer(config, model, reference, tokenizer)
     chat = uses_chat_template(args.chat_template, tokenizer)

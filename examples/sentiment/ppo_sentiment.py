@@ -97,7 +97,7 @@ def main() -> None:
     held_out_queries = load(split="test", limit=args.eval_prompts) if args.eval_every else []
 
     # 2. models: policy with value head, frozen reference, environment reward
-    model = AutoModelForCausalLMWithValueHead.from_pretrained(policy_path)
+    model = AutoModelForCausalLMWithValueHead.from_pretrained(policy_path, expects_value_head=False)
     fit = partial(fit_prompts, positions=context_length(model.base_lm), new_tokens=args.max_new_tokens)
     queries, held_out_queries = fit(queries), fit(held_out_queries)
     reference = create_reference_model(model, args.num_shared_layers)

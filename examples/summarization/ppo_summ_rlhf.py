@@ -93,7 +93,9 @@ def main() -> None:
     held_out_rows = load(split="valid", limit=args.eval_prompts) if args.eval_every else []
 
     # 2. models: policy, frozen reference, reward model, value network
-    model = AutoModelForCausalLMWithValueHead.from_pretrained(policy_path, peft_config=adapter(args))
+    model = AutoModelForCausalLMWithValueHead.from_pretrained(
+        policy_path, expects_value_head=False, peft_config=adapter(args)
+    )
     fit = partial(fit_prompts, positions=context_length(model.base_lm), new_tokens=args.output_max_length)
     rows, held_out_rows = fit(rows), fit(held_out_rows)
     reference = None if model.is_peft else create_reference_model(model, args.num_shared_layers)

@@ -122,7 +122,9 @@ def main() -> None:
     )
     quantized = quantization(args.load_in_8bit, args.load_in_4bit)
     try:
-        model = AutoModelForCausalLMWithValueHead.from_pretrained(policy_path, peft_config=lora, **quantized)
+        model = AutoModelForCausalLMWithValueHead.from_pretrained(
+            policy_path, expects_value_head=False, peft_config=lora, **quantized
+        )
     except ValueError as error:  # such as target modules that this model does not have
         raise SystemExit(f"error: {error}") from None
     fit = partial(fit_prompts, positions=context_length(model.base_lm), new_tokens=args.output_max_length)

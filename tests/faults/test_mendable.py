@@ -13,7 +13,7 @@ from examples.custom import ppo_custom
 from examples.sentiment import ppo_sentiment
 from tests.e2e.test_ppo_custom import flags as custom_flags
 from tests.e2e.test_ppo_custom import task
-from tests.e2e.test_ppo_sentiment import names, published
+from tests.e2e.test_ppo_sentiment import SCRIPT, launch, names, published
 from trl.run import run_script
 
 __all__ = ["names", "task"]  # fixtures
@@ -115,6 +115,16 @@ def test_settings_and_names_of_nothing(names, tmp_path, monkeypatch, more, said)
     message = run(monkeypatch, ppo_sentiment, *plan(names, tmp_path, *more))
     assert message.startswith(f"error: {said}") or message.startswith(f"error: model {said}")
     assert "\n" not in message
+
+
+def test_a_quiet_launch_adds_nothing(names, tmp_path):
+    """Without --quiet, accelerate shows a traceback of its own, with the command line."""
+    launcher = ["-m", "accelerate.commands.launch", "--quiet", "--num_processes=1", "--num_machines=1"]
+    launcher += ["--mixed_precision=no", "--dynamo_backend=no"]
+    done = launch(*launcher, SCRIPT, *published(names, tmp_path / "run", "--batch_size", "12"), check=False)
+    assert done.returncode == 1
+    assert "batch_size (12) must be a multiple of" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,25 @@ def test_a_policy_of_nan_is_one_line_before_anything_is_trained(names, tmp_path:
     assert read_jsonl(tmp_path / "run" / "metrics.jsonl") == []
 
 
+def test_weights_that_became_nan_replace_no_checkpoint(names, tmp_path: Path, monkeypatch) -> None:
+    """A rate that ruins the weights in the second step: what --resume takes up is the step before."""
+    steps = []
+    step = torch.optim.Adam.step
+
+    def ruinous(optimizer, *arguments, **keywords):
+        steps.append(1)
+        if len(steps) > 4:  # the four epochs of the first step
+            optimizer.param_groups[0]["lr"] = 1e30
+        return step(optimizer, *arguments, **keywords)
+
+    monkeypatch.setattr(torch.optim.Adam, "step", ruinous)
+    flags = published(names, tmp_path / "run", "--critic", "lexicon", "--save_freq", "1", "--epochs", "9")
+    said = run(monkeypatch, ppo_sentiment, *flags)
+    assert "logits are not finite" in said and "resume from the last checkpoint" in said
+    done = len(read_jsonl(tmp_path / "run" / "metrics.jsonl"))
+    assert {path.name for path in (tmp_path / "run").glob("*-*/")} == {f"checkpoint-{n}" for n in range(1, done + 1)}
+
+
 def test_nan_logits_are_named_by_the_trainer() -> None:
     lm = tiny_llama()
     trainer = PPOTrainer(

@@ -278,6 +278,10 @@ def test_no_head_warns_that_it_is_newly_initialised(tmp_path: Path, caplog: pyte
     with caplog.at_level(logging.WARNING):
         model = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path)
     assert "newly initiali" in caplog.text
+    caplog.clear()
+    with caplog.at_level(logging.INFO):
+        AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path, expects_value_head=False)
+    assert "newly initiali" not in caplog.text
     assert model.v_head.summary.weight.shape == (1, HIDDEN_SIZE)
     assert torch.isfinite(model(torch.tensor([[5, 6]]))[2]).all()
 

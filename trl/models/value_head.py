@@ -73,12 +73,14 @@ class AutoModelForCausalLMWithValueHead(nn.Module, PushToHubMixin):
         *,
         dtype: torch.dtype | None = None,
         peft_config: PeftConfig | None = None,
+        expects_value_head: bool = True,
         **hf_kwargs: Any,
     ) -> "AutoModelForCausalLMWithValueHead":
         """Load a hub id or local folder (plain, PEFT adapter, legacy value-head checkpoint), or wrap a model.
 
         Weights load in fp32 unless ``dtype`` is given: a bf16 weight trained at lr 1e-5 rounds its updates
-        away. ``hf_kwargs`` go to `transformers`. Warns when the checkpoint has no value head.
+        away. ``hf_kwargs`` go to `transformers`. Warns when the checkpoint has no value head, unless none is expected:
+        PPO usually starts from a plain language model.
         """
         if isinstance(name_or_model, nn.Module):
             lm, source = name_or_model, None
@@ -91,7 +93,8 @@ class AutoModelForCausalLMWithValueHead(nn.Module, PushToHubMixin):
         if source is not None:
             state = _find_value_head(source, hf_kwargs)
             if state is None:
-                logger.warning("%s holds no value head: it is newly initialised, for PPO to train", source)
+                level = logging.WARNING if expects_value_head else logging.DEBUG
+                logger.log(level, "%s holds no value head: it is newly initialised, for PPO to train", source)
             else:
                 model.v_head.load_state_dict(state)
         return model
