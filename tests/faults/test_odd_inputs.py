@@ -180,7 +180,8 @@ def test_no_key_in_trackers_logs_files_and_tracebacks(task: Path, tmp_path: Path
     shown = capfd.readouterr()
     texts = [shown.out, shown.err, caplog.text, "".join(traceback.format_exception(failed.value))]
     texts += [path.read_text(errors="replace") for path in tmp_path.rglob("*") if path.is_file()]
-    assert list((tmp_path / "runs").rglob("events.*"))
+    assert list(tmp_path.rglob("events.*"))
+    assert list((tmp_path / "run").rglob("README.md"))  # the model card
     assert list((tmp_path / "run").rglob("model.safetensors"))
     # this run's own key: what else a server says is text like any other
     assert not any(keys["OPENAI_API_KEY"] in text for text in texts)
