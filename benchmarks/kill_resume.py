@@ -177,7 +177,7 @@ class Trial:
                 delay = generator.uniform(0, self.start_seconds)
             else:
                 self._wait_for_training(process, metrics, before)
-                delay = generator.uniform(0, 3 * self.step_seconds)
+                delay = self._wait_for_steps(process, metrics, generator.randrange(3)) * generator.uniform(0, 1.2)
             try:
                 process.wait(delay)
             except subprocess.TimeoutExpired:
@@ -208,6 +208,13 @@ class Trial:
         """Until the run writes its files: it cuts them back to the checkpoint, or logs its first row."""
         while process.poll() is None and (metrics.read_bytes() if metrics.exists() else b"") == before:
             time.sleep(0.01)
+
+    def _wait_for_steps(self, process: subprocess.Popen[bytes], metrics: Path, count: int) -> float:
+        """Until so many more steps are logged; how long one of them took, in seconds."""
+        begun, goal = time.monotonic(), _logged(metrics) + count
+        while process.poll() is None and _logged(metrics) < goal:
+            time.sleep(0.01)
+        return (time.monotonic() - begun) / count if count else self.step_seconds
 
     def _finish(self, process: subprocess.Popen[bytes]) -> None:
         if process.wait():
