@@ -4,6 +4,8 @@ import json
 import os
 import resource
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -182,7 +184,7 @@ def test_a_checkpoint_is_a_model_for_others_too(tmp_path: Path) -> None:
     loaded, final = (AutoModelForCausalLM.from_pretrained(path).state_dict() for path in (checkpoint, tmp_path))
     assert all(torch.equal(loaded[key], final[key]) for key in final)
     assert pipeline("text-generation", str(checkpoint))("The film", max_new_tokens=2)
-    assert not list(tmp_path.glob("**/.*"))
+    assert [path.name for path in tmp_path.glob("**/.*")] == [".lock"]
 
 
 @pytest.mark.parametrize(
@@ -291,6 +293,20 @@ def test_a_budget_counts_what_was_spent_on_steps_that_were_lost(
 
 def asked(server: FakeOpenAI) -> list[Any]:
     return [body for body in server.requests if body["messages"][0]["content"] != "Say OK."]
+
+
+def test_a_run_that_still_goes_on_is_not_resumed_or_replaced(tmp_path: Path) -> None:
+    """Such as the script of a launcher that was killed."""
+    program = "import sys, trl.run as r; r.prepare_output_dir(r.RunArgs(output_dir=sys.argv[1])); print(); input()"
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        for flags in ({"resume": "latest"}, {"overwrite": True}, {}):
+            with pytest.raises(SystemExit, match=r"^error: another process is writing the run"):
+                prepare_output_dir(args_of(tmp_path, **flags))
+        other.communicate(b"\n")
+    run(tmp_path, steps=1, resume="latest")
 
 
 def test_no_key_and_no_password_gets_into_a_checkpoint(tmp_path: Path) -> None:

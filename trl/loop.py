@@ -362,7 +362,8 @@ class RunRecord:
             self._checkpoints.save()
         if stopping and self.done < self.total:
             self.trainer.accelerator.end_training()
-            raise SystemExit(f"stopped after step {self.done} of {self.total}; --resume goes on from there")
+            message = f"stopped after step {self.done} of {self.total}; --resume goes on from there"
+            raise SystemExit(message if self.trainer.accelerator.is_main_process else 1)
 
     def _show(self, stats: dict[str, float]) -> None:
         text = f"reward {stats['objective/score']:+.2f}  KL {stats['objective/kl']:.2f}"

@@ -1,5 +1,6 @@
 """What every task script shares before it starts: settings, the command line, logging, the run folder."""
 
+import fcntl
 import itertools
 import json
 import logging
@@ -315,11 +316,13 @@ def prepare_output_dir(args: ScriptArgs, is_main: bool = True) -> Path:
     """Create the run folder and write run.json (command and settings, which hold no key).
 
     An earlier run there is an error unless it is resumed or ``--overwrite`` was given: results are not lost by
-    repeating a command.
+    repeating a command. So is one that still goes on.
     """
     folder = Path(args.output_dir)
     if not is_main:
         return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    _lock(folder)
     if (folder / "metrics.jsonl").exists() and not _is_resumed(args, folder):
         if not args.overwrite:
             raise SystemExit(
@@ -330,11 +333,27 @@ def prepare_output_dir(args: ScriptArgs, is_main: bool = True) -> Path:
             (folder / stale).unlink(missing_ok=True)
         for checkpoint in (*folder.glob("checkpoint-*/"), *folder.glob("failed-*/")):
             shutil.rmtree(checkpoint)
-    folder.mkdir(parents=True, exist_ok=True)
     recorded = {name: value for name, value in asdict(args).items() if name != "perspective_api"}
     settings = {"command": ["python", *_without_keys(sys.argv)], "args": recorded}
     (folder / "run.json").write_text(_without_passwords(json.dumps(settings, indent=2)) + "\n")
     return folder
+
+
+def _lock(folder: Path) -> None:
+    """Exit with one line where another process writes this run; until this one ends, no other will.
+
+    Killing a launcher does not always end its script, and the next one would write the same files.
+    """
+    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT)  # stays open: closing it would give up the lock
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        raise SystemExit(
+            f"error: another process is writing the run in {folder}; wait for it or end it (a script may outlive its "
+            "launcher), or give another --output_dir"
+        ) from None
+    except OSError as error:
+        logger.warning("%s can't be locked (%s); see to it that no other run writes there", folder, error.strerror)
 
 
 def _is_resumed(args: ScriptArgs, folder: Path) -> bool:
