@@ -50,6 +50,10 @@ class Args:
 
 
 def main(args: Args) -> None:
+    for name in ("batch_size", "sample_size"):
+        if getattr(args, name) < 1:
+            sys.exit(f"error: --{name} is {getattr(args, name)}; expected at least 1")
+
     # 1. prompts
     import numpy as np
 

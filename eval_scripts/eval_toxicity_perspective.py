@@ -76,6 +76,9 @@ class Args:
 
 
 def main(args: Args) -> None:
+    if args.sample_size < 1:
+        sys.exit(f"error: --sample_size is {args.sample_size}; expected at least 1")
+
     # 1. texts
     import numpy as np
 

@@ -45,7 +45,11 @@ def test_a_lora_adapter_is_decoded_with_its_base(base: Path, tmp_path: Path) -> 
 
 def test_settings_that_contradict_each_other_are_one_line(base: Path, tmp_path: Path) -> None:
     arguments = ("--lm_dir", base, "--prompts_file", tmp_path / "prompts.jsonl", "--output_file", tmp_path / "out")
-    for wrong, message in ((("--no-do_sample",), "25 equal texts"), (("--max_length", 5), "min <= max")):
+    for wrong, message in (
+        (("--no-do_sample",), "25 equal texts"),
+        (("--max_length", 5), "min <= max"),
+        (("--batch_size", 0), "--batch_size is 0"),
+    ):
         done = subprocess.run(
             command("decoding.py", *arguments, *wrong), env=ENVIRONMENT, capture_output=True, text=True
         )

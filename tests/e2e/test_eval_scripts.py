@@ -228,6 +228,7 @@ def test_a_model_that_was_trained_on_meanwhile_is_noticed(lm: Path, generations:
         ("decoding.py", ["--lm_dir", "--num_returns", "--do_sample", "--top_p", "--max_length", "--sample_size"]),
         ("eval_sentiment_sst.py", ["MODEL PROMPTS", "--num_return", "--classifier_path", "--max_new_tokens"]),
         ("eval_perplexity_dist.py", ["--generations_file", "--output_file", "--model"]),
+        ("compare.py", ["RUN RUN", "--output_file", "--judge_model", "--judge_budget_usd"]),
     ],
 )
 def test_help_is_fast_and_loads_nothing_heavy(script: str, flags: list[str]) -> None:

@@ -273,6 +273,7 @@ def test_problems_are_one_line(data: Path, tmp_path: Path) -> None:
         (tmp_path / "out", ("--perspective_api", "x", "--perspective_qps", 0), "qps is 0"),
         (precious, (), "precious.jsonl exists and"),
         (data, (), "is the data file"),
+        (tmp_path / "out", ("--sample_size", 0), "--sample_size is 0"),
     ):
         done = start(data, output, *arguments)
         assert done.returncode == 1
