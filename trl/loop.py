@@ -7,11 +7,11 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from accelerate.utils import gather_object
 from peft import PeftModel
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -20,7 +20,6 @@ from transformers import BitsAndBytesConfig
 
 from trl.clients import EndpointAuthError
 from trl.core import merge_rewards
-from trl.critic import statistics
 from trl.critic.align import span_rewards
 from trl.critic.choose import make_critic
 from trl.critic.intrinsic import IntrinsicReward, PendingIntrinsic
@@ -38,7 +37,9 @@ from trl.rewards import ModerationReward, PerspectiveClient, PerspectiveReward, 
 from trl.run import RunArgs, ToxicityArgs
 from trl.sample_rows import sample_rows
 from trl.trainer import PPOTrainer
+from trl.trainer.collectives import sums_of_all, values_of_all
 from trl.trainer.stop_signal import StopRequest
+from trl.trainer.zero import check_can_ask_own_weights, num_weights
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +103,8 @@ def make_intrinsic(
     """
     if not args.use_intrinsic_reward:
         return None
+    if args.asks_own_weights:
+        check_can_ask_own_weights(trainer.accelerator)
     is_self = trainer.policy.is_peft and args.asks_own_weights
     half_precision = trainer.accelerator.mixed_precision == "bf16" and not is_self  # no copy of the shared weights
     policy = trainer.policy.pretrained_model if is_self else None
@@ -174,8 +177,8 @@ def dry_run(
     """
     config = args.ppo_config
     samples = steps * config.batch_size
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    total = sum(p.numel() for p in model.parameters())
+    trained = num_weights(p for p in model.parameters() if p.requires_grad)
+    total = num_weights(model.parameters())
     print(f"policy          {config.model_name}: {trained:,} of {total:,} parameters are trained")
     print(f"queries         {queries:,} from {config.query_dataset}")
     print(f"steps           {steps:,} of up to {config.batch_size} samples per process ({samples:,} samples)")
@@ -337,7 +340,7 @@ class RunRecord:
             "objective/score": self.trainer.global_mean(scores),
             "objective/intrinsic": self.trainer.global_mean([float(r.sum()) for r in intrinsic] or [0.0]),
             "time/iteration": time.perf_counter() - self._started,
-            **(statistics.of_processes(gather_object([pending.stats])) if pending else {}),
+            **(self._critic_stats(pending) if pending else {}),
         }
         if self.held_out is not None and (self.done % self.held_out.every == 0 or self.done == self.total):
             stats |= self.held_out()
@@ -364,6 +367,11 @@ class RunRecord:
             self.trainer.accelerator.end_training()
             message = f"stopped after step {self.done} of {self.total}; --resume goes on from there"
             raise SystemExit(message if self.trainer.accelerator.is_main_process else 1)
+
+    def _critic_stats(self, pending: PendingIntrinsic) -> dict[str, float]:
+        """``critic/*`` of all processes."""
+        add, collect = (partial(function, self.trainer.accelerator) for function in (sums_of_all, values_of_all))
+        return pending.tally.over_processes(add, collect, self.trainer.config.batch_size).stats()
 
     def _show(self, stats: dict[str, float]) -> None:
         text = f"reward {stats['objective/score']:+.2f}  KL {stats['objective/kl']:.2f}"

@@ -120,7 +120,8 @@ def main() -> None:
                 pending = intrinsic.submit(batch["critic_ids"], responses, scores.result, batch["query"])
             rewards = record.merged(scores.result, pending)
             stats = trainer.step(batch["input_ids"], responses, rewards, scores_are_scaled=True)
-            record.step(stats | scores.stats, batch, responses, texts, scores.result(), pending)
+            parts = {name: trainer.global_mean(values) for name, values in scores.columns.items()}
+            record.step(stats | parts, batch, responses, texts, scores.result(), pending)
     reward.close()
     trainer.save_pretrained(folder)
     trainer.accelerator.end_training()

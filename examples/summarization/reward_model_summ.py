@@ -91,6 +91,7 @@ def main() -> None:
     from trl.model_files import load_tokenizer
     from trl.models import RewardModel
     from trl.trainer.reward import RewardTrainer
+    from trl.trainer.zero import num_weights
 
     start_logging()
     set_seed(args.seed)
@@ -109,8 +110,8 @@ def main() -> None:
     is_main = trainer.accelerator.is_main_process
     if args.dry_run:
         if is_main:
-            trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-            total = sum(p.numel() for p in model.parameters())
+            trained = num_weights(p for p in model.parameters() if p.requires_grad)
+            total = num_weights(model.parameters())
             print(f"model       {args.model_name}: {trained:,} of {total:,} parameters are trained")
             print(f"pairs       {len(trainer.rows):,} from {args.dataset}, {len(trainer.eval_rows):,} held out")
             print(f"steps       {len(trainer.batches):,} of up to {args.batch_size} pairs per process")

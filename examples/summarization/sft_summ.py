@@ -22,7 +22,7 @@ from trl.run import OutputDir, parse_args, prepare_output_dir, run_script, start
 from trl.trainer.sft_config import SFTConfig
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from trl.trainer.sft import SFTTrainer
 
@@ -93,7 +93,9 @@ def load_posts(args: Args, tokenizer: "PreTrainedTokenizerBase") -> tuple[list[d
     return kept, held_out
 
 
-def rouge_of_summaries(args: Args, trainer: "SFTTrainer", rows: list[dict[str, Any]]) -> dict[str, float]:
+def rouge_of_summaries(
+    args: Args, trainer: "SFTTrainer", lm: "PreTrainedModel", rows: list[dict[str, Any]]
+) -> dict[str, float]:
     """Mean ROUGE-1 F1 x 100 of the model's most likely and of sampled summaries, which go to summaries.jsonl."""
     from trl.generation import Sampling, batch_seed, sample_continuations
     from trl.jsonl import dump_line
@@ -101,7 +103,7 @@ def rouge_of_summaries(args: Args, trainer: "SFTTrainer", rows: list[dict[str, A
 
     references = [row["label"] for row in rows]
     summaries: dict[str, list[str]] = {}
-    trainer.lm.eval()
+    lm.eval()
     for name, do_sample in (("greedy", False), ("sampled", True)):
         sampling = Sampling(max_new_tokens=args.max_new_tokens, do_sample=do_sample)
         summaries[name] = []
@@ -109,7 +111,7 @@ def rouge_of_summaries(args: Args, trainer: "SFTTrainer", rows: list[dict[str, A
             prompts = [row["query"] for row in rows[start : start + SAMPLED_TOGETHER]]
             seed = batch_seed(args.seed, start)
             with trainer.accelerator.autocast():
-                texts = sample_continuations(trainer.lm, trainer.tokenizer, prompts, sampling, seed=seed)
+                texts = sample_continuations(lm, trainer.tokenizer, prompts, sampling, seed=seed)
             summaries[name] += [text for [text] in texts]
     columns = {"query": [row["query"] for row in rows], "label": references, **summaries}
     lines = [
@@ -134,6 +136,7 @@ def main() -> None:
     from trl.jsonl import dump_line
     from trl.model_files import load_tokenizer
     from trl.trainer.sft import SFTTrainer
+    from trl.trainer.zero import num_weights
 
     start_logging()
     set_seed(args.seed)
@@ -152,8 +155,8 @@ def main() -> None:
     is_main = trainer.accelerator.is_main_process
     if args.dry_run:
         if is_main:
-            trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-            total = sum(p.numel() for p in model.parameters())
+            trained = num_weights(p for p in model.parameters() if p.requires_grad)
+            total = num_weights(model.parameters())
             print(f"model       {args.model_name}: {trained:,} of {total:,} parameters are trained")
             print(f"posts       {len(trainer.rows):,} from {args.dataset}, {len(trainer.eval_examples):,} held out")
             print(f"steps       {len(trainer.batches):,} of up to {args.batch_size} posts per process")
@@ -163,9 +166,11 @@ def main() -> None:
 
     # 3. the loop, checkpoints and the final model
     metrics = trainer.train()
+    if args.eval_summaries:
+        with trainer.whole_models.of(trainer.unwrapped) as whole:  # all processes take part
+            if is_main:
+                metrics |= rouge_of_summaries(args, trainer, whole.lm, held_out[: args.eval_summaries])
     if is_main:
-        if args.eval_summaries:
-            metrics |= rouge_of_summaries(args, trainer, held_out[: args.eval_summaries])
         names = ("eval/loss", "eval/perplexity", "eval/token_accuracy", "rouge1_greedy", "rouge1_sampled")
         final = {name: metrics[name] for name in names if name in metrics}
         print(dump_line({"steps": trainer.done, **final, "output_dir": str(trainer.folder)}))

@@ -158,9 +158,11 @@ def main() -> None:
             stats = trainer.step(batch["input_ids"], responses, rewards, scores_are_scaled=True)
             record.step(stats, batch, responses, texts, scores, pending)
     trainer.save_pretrained(folder)
-    if args.merge and trainer.accelerator.is_main_process:
-        model.pretrained_model.merge_and_unload().save_pretrained(folder / "merged")
-        tokenizer.save_pretrained(folder / "merged")
+    if args.merge:
+        with trainer.whole_models.of(model) as whole:  # all processes take part
+            if trainer.accelerator.is_main_process:
+                whole.pretrained_model.merge_and_unload().save_pretrained(folder / "merged")
+                tokenizer.save_pretrained(folder / "merged")
     trainer.accelerator.end_training()
 
 

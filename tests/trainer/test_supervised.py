@@ -51,7 +51,7 @@ class Regression(SupervisedTrainer):
         (folder / "config.json").write_text("{}")
 
     def evaluate(self):
-        assert not self.model.training
+        assert not self.unwrapped.training
         assert not torch.is_grad_enabled()
         return {"mean": float(self.model(torch.stack([x for x, _, _ in self.rows])).mean())}
 

@@ -26,7 +26,7 @@ _SKIPPED = Critique(spans=(), status="skipped")
 class _Outcome:
     rewards: list[Tensor]
     critiques: list[Critique]
-    stats: dict[str, float]
+    tally: statistics.Tally
 
 
 class PendingIntrinsic:
@@ -45,9 +45,14 @@ class PendingIntrinsic:
         return self._outcome.get().critiques
 
     @property
+    def tally(self) -> statistics.Tally:
+        """What ``stats`` is made of, which several processes can put together."""
+        return self._outcome.get().tally
+
+    @property
     def stats(self) -> dict[str, float]:
-        """``critic/*``, see :func:`trl.critic.statistics.of_batch`."""
-        return self._outcome.get().stats
+        """``critic/*`` of this process, see :meth:`trl.critic.statistics.Tally.stats`."""
+        return self.tally.stats()
 
 
 class IntrinsicReward:

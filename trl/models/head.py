@@ -60,7 +60,8 @@ def embed(embedding: nn.Module, ids: Tensor, head: nn.Module) -> tuple[Tensor, T
 
 def _is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
     """Whether this layer may be used without calling it: no adapter around it, and its weight all here."""
-    return type(module) is kind and type(module.weight) is nn.Parameter and module.weight.numel() > 0
+    is_divided = hasattr(module.weight, "ds_id")  # by ZeRO-3, which brings it here when the layer is called
+    return type(module) is kind and type(module.weight) is nn.Parameter and not is_divided
 
 
 def _slices(rows: int, vocabulary: int) -> Iterator[slice]:

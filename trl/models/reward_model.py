@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from peft import PeftModel
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -13,7 +12,14 @@ from transformers import AutoModel, PreTrainedModel
 
 from trl.models.reward_checkpoint import HEAD_KEY, load_public_body, read_public_state
 from trl.models.trunk import trunk_parameters
-from trl.models.value_head import find_file, fuse_gelu, load_lm, read_prefixed, switch_dropout_off
+from trl.models.value_head import (
+    FullPrecisionLinear,
+    find_file,
+    fuse_gelu,
+    load_lm,
+    read_prefixed,
+    switch_dropout_off,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +41,7 @@ class RewardModel(nn.Module):
         self.backbone: Any = backbone
         # the width of what an LM head would read, which opt-350m projects to after its last block
         width = cast(nn.Embedding, backbone.get_input_embeddings()).embedding_dim
-        self.head = nn.Linear(width, 1, bias=False, dtype=torch.float32, device=backbone.device)
+        self.head = FullPrecisionLinear(width, 1, bias=False, dtype=torch.float32, device=backbone.device)
         nn.init.normal_(self.head.weight, std=(width + 1) ** -0.5)  # Stiennon et al. 2020, appendix B.1
         switch_dropout_off(backbone)
         fuse_gelu(backbone)
@@ -115,8 +121,8 @@ class RewardModel(nn.Module):
         return cast(Tensor, output.last_hidden_state)
 
     def _values(self, hidden: Tensor) -> Tensor:
-        with torch.autocast(hidden.device.type, enabled=False):
-            return F.linear(hidden.float(), self.head.weight.float()).squeeze(-1)
+        values: Tensor = self.head(hidden)
+        return values.squeeze(-1)
 
     def freeze_lower_blocks(self, num_frozen_layers: int) -> None:
         """Stop training the embeddings and the first blocks, which makes the backward pass shorter.

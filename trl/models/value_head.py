@@ -27,20 +27,31 @@ VALUE_HEAD_FILE = "value_head.safetensors"
 _PREFIX = "v_head."
 
 
+class FullPrecisionLinear(nn.Linear):
+    """A linear map computed in fp32, whatever the dtype of its weights and its input.
+
+    A module of its own, since ZeRO-3 brings the weights of a module together where that module is called.
+    """
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        with torch.autocast(hidden.device.type, enabled=False):
+            bias = None if self.bias is None else self.bias.float()
+            return F.linear(hidden.float(), self.weight.float(), bias)
+
+
 class ValueHead(nn.Module):
     """Linear map from the final hidden state (…, D) to a scalar value (…), computed in fp32."""
 
     def __init__(self, hidden_size: int):
         super().__init__()
-        self.summary = nn.Linear(hidden_size, 1)
+        self.summary = FullPrecisionLinear(hidden_size, 1)
         # small initial values (Stiennon et al. 2020, appendix B.1): early advantages then follow the rewards
         nn.init.normal_(self.summary.weight, std=1 / (hidden_size + 1))
         nn.init.zeros_(self.summary.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        with torch.autocast(hidden.device.type, enabled=False):
-            weight, bias = self.summary.weight.float(), self.summary.bias.float()
-            return F.linear(hidden.float(), weight, bias).squeeze(-1)
+        values: Tensor = self.summary(hidden)
+        return values.squeeze(-1)
 
 
 class AutoModelForCausalLMWithValueHead(nn.Module, PushToHubMixin):

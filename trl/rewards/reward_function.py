@@ -37,9 +37,22 @@ class PendingReward:
         return self._outcome.get()
 
     @property
+    def columns(self) -> dict[str, list[float]]:
+        """Of each reward and sample ``reward/NAME``, NaN where there is none, and ``reward_failed/NAME``, 1 or 0.
+
+        For means over all processes; ``stats`` has this process's.
+        """
+        columns: dict[str, list[float]] = {}
+        for column in zip(*(result.components for result in self.details), strict=True):
+            columns[f"reward/{column[0].name}"] = [each.reward for each in column]
+            columns[f"reward_failed/{column[0].name}"] = [float(math.isnan(each.reward)) for each in column]
+        return columns
+
+    @property
     def stats(self) -> dict[str, float]:
         """``reward/NAME`` (mean of what there is) and ``reward_failed/NAME`` (share of samples) of each reward."""
-        return component_stats(self.details)
+        given = {name: [v for v in values if not math.isnan(v)] for name, values in self.columns.items()}
+        return {name: math.fsum(values) / len(values) if values else math.nan for name, values in given.items()}
 
 
 class ConfiguredReward:
@@ -159,13 +172,3 @@ class ConfiguredReward:
             self.errors.update(failures)
         self._fuse.record(results)
         return results
-
-
-def component_stats(results: Sequence[SampleResult]) -> dict[str, float]:
-    """``reward/NAME`` (mean of what there is) and ``reward_failed/NAME`` (share of samples) of each reward."""
-    stats: dict[str, float] = {}
-    for column in zip(*(result.components for result in results), strict=True):
-        given = [each.reward for each in column if not math.isnan(each.reward)]
-        stats[f"reward/{column[0].name}"] = math.fsum(given) / len(given) if given else math.nan
-        stats[f"reward_failed/{column[0].name}"] = 1 - len(given) / len(column)
-    return stats

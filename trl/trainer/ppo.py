@@ -4,6 +4,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from trl.core import gae, set_seed
 from trl.failures import SettingError
 from trl.models import AutoModelForCausalLMWithValueHead, RewardModel, create_reference_model
 from trl.models.value_head import switch_dropout_off
-from trl.trainer import state, statistics
+from trl.trainer import state, statistics, zero
 from trl.trainer.accelerator import make_accelerator
 from trl.trainer.batches import ShardedBatches
 from trl.trainer.checks import check_batch
+from trl.trainer.collectives import most_of_all
 from trl.trainer.config import PPOConfig
 from trl.trainer.generation import HalfPrecisionCopy, biasing_kwargs, context_length, merged_adapters, sample
 from trl.trainer.kl import AdaptiveKLController, FixedKLController
@@ -87,6 +89,7 @@ class PPOTrainer:
                 "num_shared_layers is for a reference model that the trainer makes; with your own ref_model use "
                 "create_reference_model(model, num_shared_layers), and leave it unset for a PEFT policy"
             )
+        zero.check_can_share(model.num_shared_layers, self.accelerator)
         self.policy = model
         self.ref_model = None if ref_model is None else ref_model.to(self.accelerator.device).eval()
         if value_model is not None:
@@ -98,7 +101,11 @@ class PPOTrainer:
         if optimizer is None:
             trainable = [p for p in model.parameters() if p.requires_grad]
             optimizer = torch.optim.Adam(trainable, lr=config.learning_rate, fused=True)
+        self.whole_models = zero.WholeModels(self.accelerator, [m for m in (model, self.ref_model) if m is not None])
+        zero.configure(self.accelerator, config.mini_batch_size, config.max_grad_norm)
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+        if self.ref_model is not None:
+            self._reference_engine = zero.prepare_frozen(self.ref_model, self.accelerator)
         networks = [(self.model, self.optimizer)]
         if value_model is not None:
             trainable = [p for p in value_model.parameters() if p.requires_grad]
@@ -115,7 +122,8 @@ class PPOTrainer:
         self.score_scaler = ScoreScaler(
             config.use_score_scaling, config.use_score_norm, config.score_clip, self._reduce
         )
-        self.passes = RolloutPasses(model, self.ref_model, config.kl_penalty, config.mini_batch_size, value_model)
+        most = partial(most_of_all, self.accelerator) if zero.stage_of(self.accelerator) == 3 else int
+        self.passes = RolloutPasses(model, self.ref_model, config.kl_penalty, config.mini_batch_size, value_model, most)
         self.updater = Updater(networks, self.accelerator, config, pretraining)
         lms = [model.base_lm, *([value_model.backbone] if value_model is not None else [])]
         self._context = min((n for n in map(context_length, lms) if n is not None), default=None)
@@ -162,16 +170,20 @@ class PPOTrainer:
             new = [r.to(self.accelerator.device) for r in new]
             return new[0].unsqueeze(0) if single else new
 
-        responses = responses_of(self.policy, trained=True)
+        with self.whole_models.of(self.policy) as policy:
+            responses = responses_of(policy, trained=True)
         self._generation_seconds = time.perf_counter() - started
         if not generate_ref_response:
             return responses
-        with reference_weights(self.policy, self.ref_model) as reference:
+        with (
+            self.whole_models.of(self.policy if self.ref_model is None else self.ref_model) as source,
+            reference_weights(source, None if self.ref_model is None else source) as reference,
+        ):
             return responses, responses_of(reference, trained=False)
 
     def _sampling_weights(self, model: AutoModelForCausalLMWithValueHead) -> PreTrainedModel:
         dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.accelerator.mixed_precision)
-        if dtype is None or model.is_peft:
+        if dtype is None or model.is_peft or model.base_lm.dtype == dtype:
             return model.base_lm
         if self._half_copy is None:
             self._half_copy = HalfPrecisionCopy(model.base_lm, dtype)
@@ -277,18 +289,16 @@ class PPOTrainer:
     # ------------------------------------------------------------------ logging and saving
 
     def log_stats(self, stats: dict[str, float], batch: dict[str, Sequence[Any]], rewards: Sequence[Score]) -> None:
-        """Send a step's statistics and the batch's rewards (mean and deviation) to the trackers.
+        """Send a step's statistics and the batch's rewards (mean and deviation over all processes) to the trackers.
 
         ``batch`` may hold ``query`` and ``response`` texts; the scripts keep those in samples.jsonl.
         """
-        totals = torch.tensor([float(torch.as_tensor(r).sum()) for r in rewards])
-        totals = totals[~totals.isnan()]
+        totals = [float(torch.as_tensor(r).sum()) for r in rewards]
+        mean = self.global_mean(totals)
         logged = dict(stats)
-        if len(totals):
-            logged |= {
-                "env/reward_mean": totals.mean().item(),
-                "env/reward_std": totals.std(unbiased=False).item(),
-            }
+        if not math.isnan(mean):
+            variance = self.global_mean([(total - mean) ** 2 for total in totals])
+            logged |= {"env/reward_mean": mean, "env/reward_std": math.sqrt(variance)}
         self.accelerator.log(logged, step=self.current_step)
 
     def save_pretrained(self, save_directory: str | Path) -> None:

@@ -1,6 +1,6 @@
 """One batch of sampled responses and what the models say of it: log-probs, KL, values, trunk states."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import cast
@@ -114,6 +114,8 @@ class RolloutPasses:
     """The passes without gradients over a batch: trunk (once), policy and reference on top of it.
 
     ``reference`` None means: the policy with its adapters disabled. ``value_model`` None: the policy's value head.
+    ``most_of_all`` gives the largest of all processes' numbers: where weights are divided over processes, a pass is a
+    collective, so that all must make equally many.
     """
 
     def __init__(
@@ -123,8 +125,10 @@ class RolloutPasses:
         kl_kind: str,
         mini_batch_size: int,
         value_model: RewardModel | None = None,
+        most_of_all: Callable[[int], int] = int,
     ):
         self.policy, self.reference, self.kl_kind, self.value_model = policy, reference, kl_kind, value_model
+        self.most_of_all = most_of_all
         self.size = max(mini_batch_size, _MIN_PASS_SIZE)
         self.caches_trunk = _same_trunk(policy, reference)
 
@@ -139,7 +143,12 @@ class RolloutPasses:
         out = {name: torch.zeros(shape, device=sequences.device) for name in _FIELDS}
         trunk: list[Tensor] | None = [torch.empty(0)] * len(sequences) if self.caches_trunk else None
         graphs: list[GraphPass] = []
-        for rows in sequences.groups(range(len(sequences))) if trained else sequences.by_length(self.size):
+        if trained:
+            chunks = sequences.groups(range(len(sequences)))
+        else:
+            chunks = sequences.by_length(self.size)
+            chunks = chunks + chunks[:1] * (self.most_of_all(len(chunks)) - len(chunks))
+        for rows in chunks:
             mask = sequences.exists[rows]
             ids, positions, labels = sequences.layout(rows, mask)
             states = None

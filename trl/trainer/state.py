@@ -4,6 +4,7 @@ A state folder has
 
     policy.safetensors, policy_optimizer.pt            trained weights and the value head; Adam's moments
     value_model.safetensors, value_model_optimizer.pt  of a separate value network
+    policy/, value_model/                              under DeepSpeed, instead of these: its engines' own files
     process-I.pt                                       what `snapshot` took in process I, and the run's identity
 
 Weights that are not trained come from where they came from at first; their fingerprint is in the identity, which a run
@@ -17,7 +18,7 @@ gradients in an order that is not ours).
 import copy
 import hashlib
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ from torch import Tensor, nn
 from trl.jsonl import DataFileError
 from trl.models import AutoModelForCausalLMWithValueHead, RewardModel
 from trl.report.model_card import write_model_card
+from trl.trainer import zero
 from trl.trainer.batches import ShardedBatches
 from trl.trainer.checkpoint_folders import (
     make_working_folder,
@@ -85,9 +87,12 @@ def write_state(trainer: "PPOTrainer", folder: Path, moment: Mapping[str, Any]) 
     """Write this process's part of a state into an existing folder. ``moment``: a `snapshot` of now."""
     state = {"identity": _identity(trainer), **moment}
     torch.save(state, folder / f"process-{trainer.accelerator.process_index}.pt")
+    is_divided = zero.stage_of(trainer.accelerator) > 0
+    for network in _networks(trainer) if is_divided else ():
+        zero.save_engine(network.prepared, folder, network.name)
     if not trainer.accelerator.is_main_process:
         return
-    for network in _networks(trainer):
+    for network in () if is_divided else _networks(trainer):
         weights = {key: value.detach().cpu().contiguous() for key, value in trained(network.module).items()}
         save_file(weights, folder / f"{network.name}.safetensors", metadata={"format": "pt"})
         torch.save(network.optimizer.state_dict(), folder / f"{network.name}_optimizer.pt")
@@ -105,6 +110,15 @@ def load_state(trainer: "PPOTrainer", folder: Path) -> None:
     moment = _load(own if own.exists() else first)  # of fewer processes, which is said next
     check_same(moment["identity"], _identity(trainer), folder)
     networks = _networks(trainer)
+    if zero.stage_of(trainer.accelerator):
+        for network in networks:
+            zero.load_engine(network.prepared, folder, network.name)
+    else:
+        _load_networks(networks, folder)
+    _restore(trainer, moment)
+
+
+def _load_networks(networks: Sequence["_Network"], folder: Path) -> None:
     weights = {network.name: load_file(folder / f"{network.name}.safetensors") for network in networks}
     for network in networks:
         _check_fits(weights[network.name], trained(network.module), folder / f"{network.name}.safetensors")
@@ -113,7 +127,6 @@ def load_state(trainer: "PPOTrainer", folder: Path) -> None:
             for key, parameter in trained(network.module).items():
                 parameter.copy_(weights[network.name][key])
         network.optimizer.load_state_dict(_load(folder / f"{network.name}_optimizer.pt"))
-    _restore(trainer, moment)
 
 
 def check_same(found: Mapping[str, Any], wanted: Mapping[str, Any], folder: Path, prefix: str = "") -> None:
@@ -290,7 +303,7 @@ def write_model(trainer: "PPOTrainer", folder: Path) -> None:
     ``value_model/``."""
     for network in _networks(trainer):
         target = folder if network.name == "policy" else folder / network.name
-        weights = trainer.accelerator.get_state_dict(network.prepared)
+        weights = zero.whole_state(trainer.accelerator, network.prepared)
         if trainer.accelerator.is_main_process:
             target.mkdir(exist_ok=True)
             network.module.save_pretrained(target, state_dict=weights)

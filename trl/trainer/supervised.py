@@ -25,6 +25,7 @@ from transformers import PreTrainedModel, get_scheduler
 from trl.core import set_seed
 from trl.jsonl import DataFileError, dump_line, read_jsonl
 from trl.report.runlog import METRICS_FILE, RunLog
+from trl.trainer import zero
 from trl.trainer.accelerator import make_accelerator
 from trl.trainer.checkpoint_folders import (
     find_checkpoint,
@@ -37,6 +38,7 @@ from trl.trainer.checkpoint_folders import (
     write_marker,
     writing,
 )
+from trl.trainer.gradients import Gradients
 from trl.trainer.statistics import flat
 from trl.trainer.stop_signal import StopRequest
 from trl.trainer.supervised_config import LATEST, SupervisedConfig
@@ -78,7 +80,10 @@ class SupervisedTrainer(ABC, Generic[R]):
         set_seed(config.seed + self.accelerator.process_index)
         trainable = [p for p in model.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(trainable, lr=config.learning_rate, weight_decay=config.weight_decay, fused=True)
+        self.whole_models = zero.WholeModels(self.accelerator, [model])
+        zero.configure(self.accelerator, config.batch_size // config.gradient_accumulation_steps, config.max_grad_norm)
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
+        self.gradients = Gradients([(self.model, self.optimizer)], self.accelerator)
         size = config.batch_size * self.accelerator.num_processes
         epochs = (pack(groups or [[i] for i in range(len(rows))], size, config.seed + e) for e in range(config.epochs))
         self.batches = [(epoch, batch) for epoch, batches in enumerate(epochs) for batch in batches][: config.steps]
@@ -158,26 +163,15 @@ class SupervisedTrainer(ABC, Generic[R]):
         sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64))
         passes = list(self._passes(batch))
         for number, (mine, weight) in enumerate(passes):
-            last = number == len(passes) - 1
-            with nullcontext() if last else self.accelerator.no_sync(self.model):
+            with self.gradients.accumulating(last=number == len(passes) - 1):
                 loss, logged = self.loss(self.model, [self.rows[i] for i in mine])
-                # DDP averages over processes, while the loss is a sum over all of them
-                self.accelerator.backward(loss * (weight * self.accelerator.num_processes / units))
+                self.gradients.backward(loss * (weight / units))
             for name, value in {"loss": loss, **logged}.items():
                 sums[name] += value.detach().double().cpu() * weight
         metrics = {name: value / units for name, value in self._summed(sums).items()}
         # without a limit, the norm is only measured
-        norm = self.accelerator.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm or math.inf)
-        if norm is not None:  # DeepSpeed clips by its own settings
-            metrics["grad_norm"] = float(norm)
-        for name in ("loss", "grad_norm"):
-            if not math.isfinite(metrics.get(name, 0.0)):
-                raise FloatingPointError(
-                    f"{name} of step {self.done + 1} is {metrics[name]}; nothing was updated. Lower the learning rate "
-                    "or resume from the last checkpoint"
-                )
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        self._check(metrics, self.gradients.clip(self.config.max_grad_norm or math.inf))
+        self._check(metrics, self.gradients.apply())
         return {
             **metrics,
             "learning_rate": rate,
@@ -185,6 +179,17 @@ class SupervisedTrainer(ABC, Generic[R]):
             "units": float(units),
             "time/step": time.perf_counter() - started,
         }
+
+    def _check(self, metrics: dict[str, float], norms: list[float]) -> None:
+        """Log the gradient's norm where it is known; an error where it or the loss is not finite."""
+        if norms:
+            metrics["grad_norm"] = norms[0]
+        for name in ("loss", "grad_norm"):
+            if not math.isfinite(metrics.get(name, 0.0)):
+                raise FloatingPointError(
+                    f"{name} of step {self.done + 1} is {metrics[name]}; nothing was updated. Lower the learning rate "
+                    "or resume from the last checkpoint"
+                )
 
     def _passes(self, batch: list[int]) -> Iterator[tuple[list[int], float]]:
         """This process's rows of a global batch, per forward-backward pass, and their weight.
@@ -230,7 +235,7 @@ class SupervisedTrainer(ABC, Generic[R]):
     def save_pretrained(self, folder: str | Path | None = None) -> None:
         """Save model and tokenizer to ``folder`` (default: output_dir), whose files are replaced as they are whole."""
         target = Path(folder or self.folder)
-        state = self.accelerator.get_state_dict(self.model)
+        state = zero.whole_state(self.accelerator, self.model)
         if self.accelerator.is_main_process:
             target.mkdir(parents=True, exist_ok=True)
             working = make_working_folder(target / "model")
@@ -267,7 +272,7 @@ class SupervisedTrainer(ABC, Generic[R]):
         self.accelerator.wait_for_everyone()
         with writing(working):
             self.accelerator.save_state(str(working / "state"))
-        state = self.accelerator.get_state_dict(self.model)
+        state = zero.whole_state(self.accelerator, self.model)
         if self.accelerator.is_main_process:
             with writing(working):
                 self.save_model(working, state)
@@ -312,7 +317,8 @@ class SupervisedTrainer(ABC, Generic[R]):
                 len(self.batches),
                 marker["total_steps"],
             )
-        self.accelerator.load_state(str(checkpoint / "state"))
+        with zero.tensors_only() if zero.stage_of(self.accelerator) else nullcontext():
+            self.accelerator.load_state(str(checkpoint / "state"))
         self.done = min(marker["step"], len(self.batches))
         logger.info("resumed from %s", checkpoint)
 

@@ -4,7 +4,6 @@ import logging
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +15,9 @@ from torch.optim import Optimizer
 
 from trl.core import ppo_loss
 from trl.cpu_memory import release_freed_memory
+from trl.trainer.collectives import most_of_all
 from trl.trainer.config import PPOConfig
+from trl.trainer.gradients import Gradients
 from trl.trainer.pretraining import PretrainingMix
 from trl.trainer.rollout import GraphPass, Sequences
 
@@ -53,6 +54,7 @@ class Updater:
         self.value_model = networks[1][0] if len(networks) > 1 else None
         # under DeepSpeed a pass is a collective where weights are partitioned: the same number on every process
         self._may_group = accelerator.distributed_type != DistributedType.DEEPSPEED
+        self.gradients = Gradients(networks, accelerator)
         self.steps_taken = 0
         """Optimizer steps of all calls of `run`."""
         self._drops_out = any(isinstance(module, nn.Dropout) and module.p > 0 for module in self.model.modules())
@@ -85,7 +87,7 @@ class Updater:
         self.set_train_mode()
         totals: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64))
         tokens, skipped, steps, stopped = 0.0, 0, 0, False
-        self._clear_gradients()  # what the caller left there is no part of this update
+        self.gradients.drop()  # what the caller left there is no part of this update
         for epoch in range(self.config.ppo_epochs):
             for number, slices in enumerate(self._optimizer_steps(len(sequences))):
                 count = sum(float(targets.mask[rows].sum()) for rows in slices)
@@ -102,7 +104,12 @@ class Updater:
                 if outcome == "skip":
                     skipped += 1
                     continue
-                self._apply_gradients()
+                if self.config.max_grad_norm is not None:
+                    self.gradients.clip(self.config.max_grad_norm)
+                self.gradients.apply()
+                self.steps_taken += 1
+                if self.accelerator.device.type == "cpu":
+                    release_freed_memory()
                 steps += 1
                 tokens += num_tokens
                 for name, value in stats.items():
@@ -127,8 +134,7 @@ class Updater:
         mini, accumulation = self.config.mini_batch_size, self.config.gradient_accumulation_steps
         order = torch.randperm(batch_size).tolist()
         local = -(-batch_size // (mini * accumulation))
-        longest = int(self.accelerator.gather(torch.tensor([local], device=self.accelerator.device)).max())
-        for step in range(longest):
+        for step in range(most_of_all(self.accelerator, local)):
             start = step * mini * accumulation
             yield [order[start + k * mini : start + (k + 1) * mini] for k in range(accumulation)]
 
@@ -144,24 +150,46 @@ class Updater:
     ) -> tuple[str, dict[str, Tensor]]:
         """Gradients of one optimizer step: ``("ok", stats)``, or ``("skip" | "stop", {})`` with none left."""
         total: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64))
+        is_decided = not self.gradients.can_be_dropped and (len(slices) > 1 or self.pretraining is not None)
+        if is_decided:
+            verdict = self._foresee(sequences, targets, trunk, slices, num_tokens, first)
+            if verdict != "ok":
+                return verdict, {}
         if self.pretraining is not None:
-            with self.accelerator.no_sync(self.model):  # its gradients travel with those of the last slice
-                loss = self.pretraining.loss(self.model)
-                self.accelerator.backward(self.pretraining.coef * loss)
-            total["loss/pretraining"] += loss.detach().double().cpu() / self.accelerator.num_processes
+            with self.gradients.accumulating(last=False):  # its gradients travel with those of the last slice
+                loss = self.pretraining.loss(self.model) / self.accelerator.num_processes
+                self.gradients.backward(self.pretraining.coef * loss)
+            total["loss/pretraining"] += loss.detach().double().cpu()
         for k, rows in enumerate(slices):
-            last = k == len(slices) - 1
-            with nullcontext() if last else self._no_sync():
+            with self.gradients.accumulating(last=k == len(slices) - 1):
                 loss, stats, count = self._loss(sequences, targets, trunk, rows, num_tokens, first_pass)
-                verdict = self._judge(stats, count, num_tokens, check_first=first and k == 0)
-                if verdict != "ok":
-                    self._clear_gradients()
-                    return verdict, {}
-                # DDP averages over processes, while the loss is a sum over all of them
-                self.accelerator.backward(loss * self.accelerator.num_processes)
+                if not is_decided:
+                    verdict = self._judge(stats, count, num_tokens, check_first=first and k == 0)
+                    if verdict != "ok":
+                        self.gradients.drop()
+                        return verdict, {}
+                self.gradients.backward(loss)
             for name, value in stats.items():
                 total[name] += value.double().cpu()
         return "ok", total
+
+    @torch.no_grad()
+    def _foresee(
+        self,
+        sequences: Sequences,
+        targets: Targets,
+        trunk: list[Tensor] | None,
+        slices: list[list[int]],
+        num_tokens: float,
+        first: bool,
+    ) -> str:
+        """The fate of an optimizer step, by passes without gradients, where gradients could not be taken back."""
+        for k, rows in enumerate(slices):
+            _, stats, count = self._loss(sequences, targets, trunk, rows, num_tokens, None)
+            verdict = self._judge(stats, count, num_tokens, check_first=first and k == 0)
+            if verdict != "ok":
+                return verdict
+        return "ok"
 
     def _loss(
         self,
@@ -244,27 +272,6 @@ class Updater:
         if self.config.early_stopping and policy_kl > 1.5 * self.config.target_kl:
             return "stop"
         return "ok"
-
-    def _apply_gradients(self) -> None:
-        self.steps_taken += 1
-        for model, optimizer in self.networks:
-            if self.config.max_grad_norm is not None:
-                self.accelerator.clip_grad_norm_(model.parameters(), self.config.max_grad_norm)
-            optimizer.step()
-        self._clear_gradients()
-        if self.accelerator.device.type == "cpu":
-            release_freed_memory()
-
-    def _clear_gradients(self) -> None:
-        for _, optimizer in self.networks:
-            optimizer.zero_grad(set_to_none=True)
-
-    @contextmanager
-    def _no_sync(self) -> Iterator[None]:
-        with ExitStack() as stack:
-            for model, _ in self.networks:
-                stack.enter_context(self.accelerator.no_sync(model))
-            yield
 
     def _sum(self, values: Tensor) -> Tensor:
         return self.accelerator.reduce(values.double().to(self.accelerator.device), reduction="sum")
