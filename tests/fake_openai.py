@@ -78,8 +78,11 @@ class FakeOpenAI:
             protocol_version = "HTTP/1.1"
 
             def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-                answer = fake._enter(body, self.headers.get("Authorization", ""))
+                content = self.rfile.read(int(self.headers["Content-Length"]))
+                if len(content) < int(self.headers["Content-Length"]):  # the client was killed
+                    self.close_connection = True
+                    return
+                answer = fake._enter(json.loads(content), self.headers.get("Authorization", ""))
                 try:
                     time.sleep(answer.delay)
                     self._send(answer)

@@ -155,16 +155,16 @@ def test_a_critic_that_is_gone_leaves_a_checkpoint_that_goes_on_exactly(whole: P
 def test_an_update_that_broke_off_is_no_checkpoint(tmp_path: Path) -> None:
     """The model is saved, by another name, as it was in the middle."""
     trainer = make("critic")
-    apply = trainer.updater._apply_gradients
+    apply = trainer.updater.gradients.apply
     calls: list[int] = []
 
-    def broken() -> None:
-        apply()
+    def broken() -> list[float]:
         calls.append(1)
         if len(calls) == 6:  # two mini-batches, two epochs
             raise RuntimeError("out of memory")
+        return apply()
 
-    trainer.updater._apply_gradients = broken  # type: ignore[method-assign]
+    trainer.updater.gradients.apply = broken  # type: ignore[method-assign]
     args = args_of(tmp_path, use_intrinsic_reward=False)
     with pytest.raises(RuntimeError, match="out of memory"), RunRecord(args, trainer, tmp_path, 5) as record:
         for batch in record.batches():

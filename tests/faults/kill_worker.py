@@ -37,14 +37,15 @@ def run(kind: str, part: str, rank: int, folder: Path) -> None:
 
 def die_in_update(trainer: PPOTrainer) -> None:
     """Once one optimizer step of two or more is done."""
-    apply = trainer.updater._apply_gradients
+    apply = trainer.updater.gradients.apply
 
-    def last_deed() -> None:
+    def last_deed() -> list[float]:
         apply()
         trainer.accelerator.wait_for_everyone()
         os.kill(os.getpid(), signal.SIGKILL)
+        return []
 
-    trainer.updater._apply_gradients = last_deed  # type: ignore[method-assign]
+    trainer.updater.gradients.apply = last_deed  # type: ignore[method-assign]
 
 
 def fork(kind: str, part: str, rank: int, folder: Path, variables: dict[str, str]) -> int:

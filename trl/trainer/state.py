@@ -192,13 +192,16 @@ def _set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
 
 def _identity(trainer: "PPOTrainer") -> dict[str, Any]:
     config = {name: value for name, value in asdict(trainer.config).items() if name not in _MAY_DIFFER}
+    # under ZeRO-3 a process has its own share only, and the first one's has no padding
+    sees_weights = zero.stage_of(trainer.accelerator) < 3 or trainer.accelerator.is_main_process
     return {
         "processes": trainer.accelerator.num_processes,
+        "zero_stage": zero.stage_of(trainer.accelerator),
         "mixed_precision": trainer.accelerator.mixed_precision,
         **config,
         "optimizers": [type(network.optimizer.optimizer).__name__ for network in _networks(trainer)],
         "lr_scheduler": None if trainer.lr_scheduler is None else type(trainer.lr_scheduler).__name__,
-        "weights that are not trained": _fingerprint(_given_tensors(trainer)),
+        "weights that are not trained": _fingerprint(_given_tensors(trainer)) if sees_weights else None,
         "data": _data_fingerprint(trainer),
     }
 
@@ -218,7 +221,7 @@ def _fingerprint(tensors: Iterable[tuple[str, Tensor]]) -> str:
     """Tells other weights apart: names, shapes, and values of every tensor, of large ones a sample."""
     digest = hashlib.sha256()
     for name, tensor in tensors:
-        values = tensor.detach().reshape(-1)
+        values = zero.share_of(tensor).detach().reshape(-1)
         sample = values[:: max(1, len(values) // _SAMPLED)][:_SAMPLED].float().cpu()
         digest.update(f"{name} {tuple(tensor.shape)} ".encode() + sample.numpy().tobytes())
     return digest.hexdigest()[:16]

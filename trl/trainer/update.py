@@ -106,8 +106,8 @@ class Updater:
                     continue
                 if self.config.max_grad_norm is not None:
                     self.gradients.clip(self.config.max_grad_norm)
+                self.steps_taken += 1  # before: one that breaks off counts
                 self.gradients.apply()
-                self.steps_taken += 1
                 if self.accelerator.device.type == "cpu":
                     release_freed_memory()
                 steps += 1

@@ -33,6 +33,12 @@ def num_weights(parameters: Iterable[nn.Parameter]) -> int:
     return sum(int(getattr(p, "ds_numel", p.numel())) for p in parameters)
 
 
+def share_of(parameter: torch.Tensor) -> torch.Tensor:
+    """The values of a parameter that are here: all, or under stage 3 this process's, at the last one with padding."""
+    own: torch.Tensor = getattr(parameter, "ds_tensor", parameter)
+    return own
+
+
 def configure(accelerator: Accelerator, mini_batch_size: int, max_grad_norm: float | None) -> None:
     """Fill in what DeepSpeed must know before a model is prepared; without DeepSpeed nothing.
 
