@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GenerationMixin
+from transformers import GenerationConfig, GenerationMixin
 
 from trl.metrics import position_limit
+from trl.model_files import load_language_model, load_tokenizer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,9 +53,9 @@ def load_causal_lm(
 
     path = locate_model(name)
     target = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    model = AutoModelForCausalLM.from_pretrained(path, dtype="float32" if target.type == "cpu" else "auto")
+    model = load_language_model(path, dtype="float32" if target.type == "cpu" else "auto")
     cast(torch.nn.Module, model).to(target)
-    return model.eval(), AutoTokenizer.from_pretrained(path)
+    return model.eval(), load_tokenizer(path)
 
 
 def sample_continuations(

@@ -6,12 +6,12 @@ A copy that broke off, or a full disk, leaves files whose loaders fail with an e
 import json
 import struct
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from trl.jsonl import DataFileError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 _JSON = (
     "config.json",
@@ -74,6 +74,24 @@ def _check_safetensors(path: Path) -> None:
         raise DataFileError(f"{path} has {size:,} bytes instead of {expected:,}: it is cut or damaged; {_AGAIN}")
 
 
+def load_language_model(source: str, **hf_kwargs: Any) -> "PreTrainedModel":
+    """The causal LM of a hub id or local folder; ``hf_kwargs`` go to `transformers`.
+
+    Raises DataFileError where the files are of no model that `transformers` knows, or don't fit each other.
+    """
+    from transformers import AutoModelForCausalLM
+
+    try:
+        return AutoModelForCausalLM.from_pretrained(source, **hf_kwargs)
+    except ValueError as error:
+        reason = str(error).strip().splitlines()[0]
+        raise DataFileError(f"{source} can't be loaded as a language model: {reason}") from error
+    except RuntimeError as error:
+        if "mismatched" not in str(error):
+            raise
+        raise DataFileError(f"{source}: the weights have other shapes than its config.json says") from error
+
+
 def load_tokenizer(source: str) -> "PreTrainedTokenizerBase":
     """The tokenizer of a hub id or local folder. Raises DataFileError where there is none, OSError as elsewhere."""
     from transformers import AutoTokenizer
@@ -82,6 +100,6 @@ def load_tokenizer(source: str) -> "PreTrainedTokenizerBase":
         return AutoTokenizer.from_pretrained(source)
     except ValueError as error:
         raise DataFileError(
-            f"{source} has no tokenizer that can be loaded ({str(error).strip().splitlines()[0]}); save the one that "
+            f"{source} has no tokenizer that can be loaded ({str(error).strip().splitlines()[0].rstrip(': ')}); save the one that "
             "the model was trained with beside it"
         ) from error

@@ -128,13 +128,11 @@ def rouge_of_summaries(
 def main() -> None:
     args = parse_args(Args)
 
-    from transformers import AutoModelForCausalLM
-
     from trl.builtin import locate_model
     from trl.core import set_seed
     from trl.data.summarization import answer
     from trl.jsonl import dump_line
-    from trl.model_files import load_tokenizer
+    from trl.model_files import load_language_model, load_tokenizer
     from trl.trainer.sft import SFTTrainer
     from trl.trainer.zero import num_weights
 
@@ -150,7 +148,7 @@ def main() -> None:
     )
 
     # 2. model and trainer
-    model = AutoModelForCausalLM.from_pretrained(path, dtype="float32")  # bf16 weights would round updates away
+    model = load_language_model(path, dtype="float32")  # bf16 weights would round updates away
     trainer = SFTTrainer(args, model, tokenizer, rows, eval_rows)
     is_main = trainer.accelerator.is_main_process
     if args.dry_run:

@@ -12,12 +12,13 @@ from peft import PeftConfig, PeftModel, get_peft_model
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.activations import NewGELUActivation
 from transformers.utils import PushToHubMixin, cached_file
 
 from trl.core import entropy_from_logits, logprobs_from_logits
 from trl.jsonl import DataFileError
+from trl.model_files import load_language_model
 from trl.models.head import TiedGradient, chosen_logprobs, embed
 from trl.models.trunk import TrunkSplit, body_of, can_split
 
@@ -224,23 +225,11 @@ def load_lm(source: str, dtype: torch.dtype, hf_kwargs: dict[str, Any]) -> PreTr
     Raises ``DataFileError`` where the files are of no model that `transformers` knows, or don't fit each other.
     """
     if find_file(source, "adapter_config.json", hf_kwargs) is None:
-        return _load_causal_lm(source, dtype, hf_kwargs)
+        return load_language_model(source, dtype=dtype, **hf_kwargs)
     base = PeftConfig.from_pretrained(source).base_model_name_or_path
     if base is None:
         raise DataFileError(f"{source}/adapter_config.json names no base model (base_model_name_or_path)")
-    return PeftModel.from_pretrained(_load_causal_lm(base, dtype, hf_kwargs), source, is_trainable=True)
-
-
-def _load_causal_lm(source: str, dtype: torch.dtype, hf_kwargs: dict[str, Any]) -> PreTrainedModel:
-    try:
-        return AutoModelForCausalLM.from_pretrained(source, dtype=dtype, **hf_kwargs)
-    except ValueError as error:
-        reason = str(error).strip().split("\n")[0]
-        raise DataFileError(f"{source} can't be loaded as a language model: {reason}") from error
-    except RuntimeError as error:
-        if "mismatched" not in str(error):
-            raise
-        raise DataFileError(f"{source}: the weights have other shapes than its config.json says") from error
+    return PeftModel.from_pretrained(load_language_model(base, dtype=dtype, **hf_kwargs), source, is_trainable=True)
 
 
 def switch_dropout_off(lm: nn.Module) -> None:
