@@ -101,5 +101,6 @@ def load_tokenizer(source: str) -> "PreTrainedTokenizerBase":
     except ValueError as error:
         reason = str(error).strip().splitlines()[0].rstrip(": ")
         raise DataFileError(
-            f"{source} has no tokenizer that can be loaded ({reason}); save the one that the model was trained with beside it"
+            f"{source} has no tokenizer that can be loaded ({reason}); save the one that the model was trained with "
+            "beside it"
         ) from error
