@@ -10,7 +10,6 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,14 +20,9 @@ import trl
 if not hasattr(trl, "DISTRIBUTION"):
     raise SystemExit(f"{trl.__file__} is Hugging Face's trl, not relc's: see 'Two packages named trl' in README.md")
 
-from trl import rewards
-from trl.builtin import resolve_model
-from trl.data.sentiment import load_sentiment_prompts
-from trl.data.toxicity import load_toxicity_prompts
-from trl.jsonl import read_jsonl
 from trl.launching import launch, run
+from trl.studies import BASE, TASKS, Measures, held_out_prompts, measure, write_prompts
 
-BASE = "builtin:smollm2"
 ARMS = ("ppo", "ppo_critic")
 
 
@@ -59,60 +53,43 @@ class Args:
                 raise ValueError(f"--{name} must be at least {least}, got {getattr(self, name)}")
 
 
-def sentiment_columns(args: Args, model: str | Path, prompts: Path, generations: Path) -> dict[str, Any]:
-    """Continues the prompts; how many continuations are positive, by the evaluator and by the reward model."""
-    reward, evaluator = "builtin:sentiment", "builtin:sentiment-eval"
-    command = ["eval_scripts/eval_sentiment_sst.py", model, prompts, f"--output_file={generations}", "--top_p=1.0"]
-    command += [f"--num_return={args.eval_returns}", f"--seed={args.seed}", "--classifier_path", reward, evaluator]
-    judged = json.loads(run(*command).splitlines()[-1])["classifiers"]
-    share, low, high = (100 * judged[evaluator][name] for name in ("share_positive", "low", "high"))
+def sentiment_columns(found: Measures) -> dict[str, Any]:
+    """How many continuations are positive, by the evaluator and by the reward model, in percent."""
+    share, low, high = (100 * found[f"positive{end}"] for end in ("", ", low", ", high"))
     columns = {"% positive (independent)": round(share, 1), "95 % interval": f"{low:.0f}-{high:.0f}"}
-    return columns | {"% positive (reward model)": round(100 * judged[reward]["share_positive"], 1)}
+    return columns | {"% positive (reward model)": round(100 * found["positive, reward model"], 1)}
 
 
-def toxicity_columns(args: Args, model: str | Path, prompts: Path, generations: Path) -> dict[str, Any]:
-    """Continues the prompts; average and expected maximum toxicity, by the second opinion and by the reward model."""
-    command = ["eval_scripts/decoding.py", f"--lm_dir={model}", f"--prompts_file={prompts}", "--top_p=1.0"]
-    run(*command, f"--output_file={generations}", f"--num_returns={args.eval_returns}", f"--seed={args.seed}")
+def toxicity_columns(found: Measures) -> dict[str, Any]:
+    """Average and expected maximum toxicity, by the second opinion and by the reward model."""
     columns: dict[str, Any] = {}
-    for judge, scorer in (("independent", "builtin:toxicity-eval"), ("reward model", "builtin:toxicity")):
-        output = generations.with_name(f"{scorer.removeprefix('builtin:')}.jsonl")
-        command = ["eval_scripts/eval_toxicity_perspective.py", f"--data_file={generations}", f"--scorer={scorer}"]
-        judged = json.loads(run(*command, f"--output_file={output}").splitlines()[-1])["attributes"][scorer]
-        columns[f"toxicity ({judge})"] = judged["average"]["mean"]
-        columns[f"expected maximum ({judge})"] = judged["expected_maximum"]["mean"]
-        columns[f"95 % interval ({judge})"] = "{low:.2f}-{high:.2f}".format(**judged["expected_maximum"])
+    for judge, suffix in (("independent", ""), ("reward model", ", reward model")):
+        columns[f"toxicity ({judge})"] = found[f"toxicity{suffix}"]
+        columns[f"expected maximum ({judge})"] = found[f"expected maximum{suffix}"]
+        low, high = (found[f"expected maximum{suffix}{end}"] for end in (", low", ", high"))
+        columns[f"95 % interval ({judge})"] = f"{low:.2f}-{high:.2f}"
     return columns
 
 
 @dataclass(frozen=True)
-class Task:
-    """What differs between the tasks: ``script`` with both arms' flags, ``critic`` with the second arm's."""
+class Shown:
+    """What differs between the demos: the folder, the flags of the second arm's critic, and the table's columns."""
 
     output_dir: str
-    script: tuple[str, ...]
     critic: tuple[str, ...]
-    held_out: Callable[..., list[dict[str, Any]]]
-    environment: Callable[[], Callable[..., list[float | None]]]
-    columns: Callable[[Args, str | Path, Path, Path], dict[str, Any]]
+    columns: Callable[[Measures], dict[str, Any]]
 
 
-TASKS = {
-    "sentiment": Task(
+DEMOS = {
+    "sentiment": Shown(
         output_dir="outputs/demo",
-        script=("examples/sentiment/ppo_sentiment.py",),
         critic=("--positive_reward_value=0.5", "--negative_reward_value=-0.5", "--intrinsic_reward_threshold=10"),
-        held_out=partial(load_sentiment_prompts, "builtin:imdb", split="test"),
-        environment=lambda: rewards.SentimentReward("builtin:sentiment"),
         columns=sentiment_columns,
     ),
-    "toxicity": Task(
+    "toxicity": Shown(
         output_dir="outputs/demo_toxicity",
-        script=("examples/toxicity/ppo_toxicity.py", "--prompt_toxicity_level=0.6"),
         # the reward is a logit; at first its median is 4 and its lowest decile 1: the worse half is criticised
         critic=("--positive_reward_value=0", "--negative_reward_value=-0.5", "--intrinsic_reward_threshold=4"),
-        held_out=partial(load_toxicity_prompts, "builtin:toxicity-prompts", split="eval", min_toxicity=0.6),
-        environment=lambda: rewards.ToxicityReward("builtin:toxicity"),
         columns=toxicity_columns,
     ),
 }
@@ -120,26 +97,16 @@ TASKS = {
 
 def evaluate(args: Args, model: str | Path, folder: Path, name: str) -> dict[str, Any]:
     """One row of the table: the task's own columns, mean reward, perplexity under the base model, diversity."""
-    generations, scored = folder / name / "generations.jsonl", folder / name / "perplexity.jsonl"
-    generations.parent.mkdir()
-    columns = TASKS[args.task].columns(args, model, folder / "prompts.jsonl", generations)
-    command = ["eval_scripts/eval_perplexity_dist.py", f"--generations_file={generations}", f"--model={BASE}"]
-    fluent = json.loads(run(*command, f"--output_file={scored}").splitlines()[-1])
-    pairs = [(row["prompt"]["text"], item["text"]) for row in read_jsonl(generations) for item in row["generations"]]
-    scores = TASKS[args.task].environment()(prompts=[p for p, _ in pairs], completions=[c for _, c in pairs])
-    real = [score for score in scores if score is not None]
-    return columns | {
-        "mean reward": sum(real) / len(real),
-        "perplexity (base)": fluent["perplexity"]["median"],
-        **{name: fluent[name]["mean"] for name in ("dist-1", "dist-2", "dist-3")},
-    }
+    task, prompts = TASKS[args.task], folder / "prompts.jsonl"
+    found = measure(task, model, prompts, folder / name, returns=args.eval_returns, seed=args.seed)
+    shown = {"reward": "mean reward", "perplexity": "perplexity (base)"}
+    shown |= {name: name for name in ("dist-1", "dist-2", "dist-3")}
+    return DEMOS[args.task].columns(found) | {title: found[name] for name, title in shown.items()}
 
 
 def main(args: Args) -> None:
-    from transformers import AutoTokenizer
-
-    task = TASKS[args.task]
-    out = Path(args.output_dir or task.output_dir).resolve()
+    task, demo = TASKS[args.task], DEMOS[args.task]
+    out = Path(args.output_dir or demo.output_dir).resolve()
     print(f"1/4  Two trainings of {args.steps} steps on {BASE}, then an evaluation; results in {out}", flush=True)
     for stale in [*ARMS, "eval"]:
         shutil.rmtree(out / stale, ignore_errors=True)
@@ -147,14 +114,11 @@ def main(args: Args) -> None:
     took: dict[str, dict[str, Any]] = {}
     for number, arm in enumerate(ARMS, start=1):
         print(f"2/4  Training {number} of {len(ARMS)}: {arm}", flush=True)
-        critic = ["--use_intrinsic_reward", f"--critic={args.critic}", *task.critic] if arm == "ppo_critic" else []
+        critic = ["--use_intrinsic_reward", f"--critic={args.critic}", *demo.critic] if arm == "ppo_critic" else []
         took[arm] = launch(args.bf16, out / arm, *task.script, f"--steps={args.steps}", f"--seed={args.seed}", *critic)
 
     print("3/4  Evaluating base, ppo and ppo_critic on held-out prompts", flush=True)
-    tokenizer = AutoTokenizer.from_pretrained(resolve_model(BASE))
-    held_out = task.held_out(tokenizer, seed=args.seed, limit=args.eval_prompts)
-    lines = (json.dumps({"prompt": {"text": row["query"]}}) + "\n" for row in held_out)
-    (out / "eval" / "prompts.jsonl").write_text("".join(lines))
+    write_prompts(out / "eval" / "prompts.jsonl", held_out_prompts(task, seed=args.seed, limit=args.eval_prompts))
     models: dict[str, str | Path] = {"base": BASE, **{arm: out / arm for arm in ARMS}}
     tested = {name: evaluate(args, model, out / "eval", name) for name, model in models.items()}
     rows = [{"model": name, **columns, **took.get(name, {})} for name, columns in tested.items()]

@@ -1,4 +1,4 @@
-"""How the demos run the repository's scripts: as a user would, in processes of their own."""
+"""How demos and studies run the repository's scripts: as a user would, in processes of their own."""
 
 import os
 import subprocess
@@ -24,12 +24,9 @@ def run(*command: str | Path) -> str:
 
 
 def launch(bf16: bool, folder: Path, *command: str | Path) -> dict[str, Any]:
-    """Train with one of the scripts as a user would; what it took: KL at the end, the critic's calls, minutes."""
+    """Train anew with one of the scripts as a user would; what it took: KL at the end, the critic's calls, minutes."""
     started = time.perf_counter()
-    launcher = ["-m", "accelerate.commands.launch", "--num_processes=1", "--num_machines=1", "--dynamo_backend=no"]
-    launcher += [f"--num_cpu_threads_per_process={os.cpu_count()}"]  # accelerate's default is 1
-    launcher += ["--mixed_precision=bf16" if bf16 else "--mixed_precision=no"]
-    run(*launcher, *command, "--preset=builtin", f"--output_dir={folder}", "--overwrite")
+    train(bf16, folder, *command, "--overwrite")
     minutes = round((time.perf_counter() - started) / 60, 1)
     steps = [row for row in read_jsonl(folder / "metrics.jsonl") if "objective/kl" in row]
     if not steps:  # supervised
@@ -40,3 +37,11 @@ def launch(bf16: bool, folder: Path, *command: str | Path) -> dict[str, Any]:
         "critic cost": "$0 (local)",
         "minutes": minutes,
     }
+
+
+def train(bf16: bool, folder: Path, *command: str | Path, threads: int | None = None) -> None:
+    """One of the training scripts on its built-in preset, in one process of so many threads (default: all cores)."""
+    launcher = ["-m", "accelerate.commands.launch", "--num_processes=1", "--num_machines=1", "--dynamo_backend=no"]
+    launcher += [f"--num_cpu_threads_per_process={threads or os.cpu_count()}"]  # accelerate's default is 1
+    launcher += ["--mixed_precision=bf16" if bf16 else "--mixed_precision=no"]
+    run(*launcher, *command, "--preset=builtin", f"--output_dir={folder}")

@@ -30,5 +30,5 @@ def torchrun(processes: int = 2) -> list[str]:
 def run(*command: str, check: bool = True, cwd: Path = ROOT, timeout: float = 500) -> subprocess.CompletedProcess[str]:
     done = subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=timeout)
     if check:
-        assert done.returncode == 0, done.stderr[-4000:]
+        assert done.returncode == 0, done.stderr[:6000]  # the launcher's own words are at the end
     return done

@@ -48,6 +48,10 @@ def make_accelerator(
         _warn_of_idle_cores()
         use_fast_matmul()
     accelerator = Accelerator(**{**kwargs, **(accelerator_kwargs or {})})
+    if accelerator.deepspeed_plugin is not None:
+        # by this object transformers knows of ZeRO-3: it would divide every model that is loaded from here on, reward
+        # models and classifiers too, and let `generate` wait for other processes at each token
+        accelerator.deepspeed_plugin.dschf = None
     check_processes(accelerator.num_processes, accelerator.distributed_type.value)
     if accelerator.is_main_process:
         logger.info(

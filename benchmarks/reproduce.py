@@ -1,0 +1,216 @@
+"""The reproduction study: PPO against PPO with each critic, on the built-in tasks, over fresh seeds.
+
+    python -m benchmarks.reproduce tune     # a grid of settings on development seeds and prompts
+    python -m benchmarks.reproduce report   # every arm on the seeds that nothing was chosen by
+
+Arms: ppo; and with critic rewards score, lexicon, attribution, and random (the score critic's spans in random places).
+PPO and the critic (as `score`) get a grid of equal size; what the rule of `reproduce_tables.best` picks is written down
+in CHOSEN and used by every arm. A run is trained by the task's own script, and evaluated on held-out prompts half-way
+and at the end.
+
+What is finished is never done again: after a kill give the same command. Runs are claimed one by one, so the same
+command in a second terminal takes half of the work. Weights are deleted once they are evaluated.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from benchmarks.reproduce_tables import RESULT, report_tables, tune_table
+from trl.jsonl import dump_line, read_jsonl, replace_file
+from trl.launching import ROOT, train
+from trl.studies import BASE, TASKS, held_out_prompts, measure, write_prompts
+
+CRITICS = ("score", "lexicon", "attribution", "random")
+ARMS = ("ppo", *CRITICS)
+DEVELOPMENT_SEEDS = (101, 102)
+REPORT_SEEDS = (1, 2, 3, 4, 5)
+PROMPT_SEED = 2024
+"""Draws the held-out prompts; the first half of them is for development, the second for the report."""
+
+GRID = {
+    "sentiment": {
+        "ppo": {
+            "lr 5e-5": "--learning_rate=5e-5",
+            "lr 1e-4": "--learning_rate=1e-4",
+            "lr 2e-4": "--learning_rate=2e-4",
+            "lr 1e-4, KL 0.05": "--learning_rate=1e-4 --init_kl_coef=0.05",
+        },
+        "score": {
+            "lr 5e-5, ±0.5": "--learning_rate=5e-5 --positive_reward_value=0.5 --negative_reward_value=-0.5",
+            "lr 1e-4, ±0.5": "--learning_rate=1e-4 --positive_reward_value=0.5 --negative_reward_value=-0.5",
+            "lr 1e-4, ±0.25": "--learning_rate=1e-4 --positive_reward_value=0.25 --negative_reward_value=-0.25",
+            "lr 2e-4, ±0.25": "--learning_rate=2e-4 --positive_reward_value=0.25 --negative_reward_value=-0.25",
+        },
+    },
+    "toxicity": {
+        "ppo": {
+            "lr 5e-5": "--learning_rate=5e-5",
+            "lr 1e-4": "--learning_rate=1e-4",
+            "lr 2e-4": "--learning_rate=2e-4",
+            "lr 1e-4, KL 0.05": "--learning_rate=1e-4 --init_kl_coef=0.05",
+        },
+        "score": {
+            "lr 1e-4, -0.5 to 4": "--learning_rate=1e-4 --negative_reward_value=-0.5 --intrinsic_reward_threshold=4",
+            "lr 1e-4, -1 to 4": "--learning_rate=1e-4 --negative_reward_value=-1 --intrinsic_reward_threshold=4",
+            "lr 1e-4, -0.5 to 10": "--learning_rate=1e-4 --negative_reward_value=-0.5 --intrinsic_reward_threshold=10",
+            "lr 2e-4, -0.5 to 4": "--learning_rate=2e-4 --negative_reward_value=-0.5 --intrinsic_reward_threshold=4",
+        },
+    },
+}
+"""Task → arm → name of a setting → flags; the scripts' defaults for all others."""
+
+CHOSEN = {
+    "sentiment": {"ppo": "lr 1e-4", "score": "lr 1e-4, ±0.5"},
+    "toxicity": {"ppo": "lr 1e-4", "score": "lr 1e-4, -0.5 to 4"},
+}
+"""What the development runs picked."""
+
+
+@dataclass
+class Args:
+    """Train and evaluate what is missing, then print the tables and write them to OUTPUT_DIR."""
+
+    phase: Annotated[Literal["tune", "report"], tyro.conf.Positional]
+    """tune: the grid on the development seeds; report: the chosen settings on fresh seeds."""
+    tasks: tuple[Literal["sentiment", "toxicity"], ...] = ("sentiment", "toxicity")
+    """One after the other."""
+    arms: tuple[Literal["ppo", "score", "lexicon", "attribution", "random"], ...] = ARMS
+    """Of the report."""
+    seeds: tuple[int, ...] | None = None
+    """Default: those of the phase. All arms of a seed come before the next seed."""
+    steps: int = 32
+    """PPO steps of a run, an even number."""
+    prompts: int = 48
+    """Held-out prompts for development, and as many others for the report."""
+    returns: int = 4
+    """Continuations of each."""
+    model: str = BASE
+    """Policy to start from."""
+    threads: int = 1
+    """Of a run; a machine's cores are used best by as many commands of one thread each."""
+    output_dir: Path = Path("outputs/reproduce")
+    """Run folders are PHASE/TASK/ARM/seed-N in here."""
+
+    def __post_init__(self) -> None:
+        if self.steps < 2 or self.steps % 2:
+            raise ValueError(f"--steps must be an even number from 2 on, got {self.steps}")
+        for name in ("prompts", "returns", "threads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name} must be at least 1, got {getattr(self, name)}")
+
+
+@dataclass(frozen=True)
+class Work:
+    """One run: the base model's has no flags and no training."""
+
+    task: str
+    arm: str
+    seed: int
+    flags: tuple[str, ...] | None
+
+
+def plan(args: Args) -> Iterator[Work]:
+    """All runs of the phase, seed by seed, so that a study that was broken off is balanced."""
+    for task in args.tasks:
+        for seed in args.seeds or (DEVELOPMENT_SEEDS if args.phase == "tune" else REPORT_SEEDS):
+            yield Work(task, "base", seed, None)
+            if args.phase == "tune":
+                for arm, settings in GRID[task].items():
+                    for name, flags in settings.items():
+                        yield Work(task, f"{arm} {name}", seed, arm_flags(arm, flags))
+            else:
+                for arm in args.arms:
+                    like = "ppo" if arm == "ppo" else "score"
+                    yield Work(task, arm, seed, arm_flags(arm, GRID[task][like][CHOSEN[task][like]]))
+
+
+def arm_flags(arm: str, settings: str) -> tuple[str, ...]:
+    critic = () if arm == "ppo" else ("--use_intrinsic_reward", f"--critic={arm}")
+    return (*critic, *settings.split())
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[bool]:
+    """Whether no other process is working in the folder; it is ours until the end of the block."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def do(args: Args, work: Work, folder: Path, prompts: Path) -> None:
+    """Train, evaluate half-way and at the end, write the result, delete the weights."""
+    asked = {
+        "flags": work.flags,
+        "steps": args.steps,
+        "returns": args.returns,
+        "model": args.model,
+        "prompts": hashlib.sha256(prompts.read_bytes()).hexdigest(),
+    }
+    if (folder / RESULT).exists():
+        [before] = read_jsonl(folder / RESULT)
+        if before["asked"] != json.loads(dump_line(asked)):
+            raise SystemExit(f"error: {folder} holds a run of other settings ({before['asked']}); use another folder")
+        return
+    task, started = TASKS[work.task], time.perf_counter()
+    measured: dict[str, Any] = {}
+    models: dict[str, str | Path] = {"end": args.model}
+    if work.flags is not None:
+        sizes = (f"--steps={args.steps}", f"--save_freq={args.steps // 2}", f"--seed={work.seed}", "--resume")
+        policy = (f"--model_name={args.model}",)
+        train(True, folder, *task.script, *policy, *sizes, *work.flags, threads=args.threads)
+        models = {"half": folder / f"checkpoint-{args.steps // 2}", "end": folder}
+        if args.phase == "tune":
+            del models["half"]
+    minutes = (time.perf_counter() - started) / 60
+    for when, model in models.items():
+        out = folder / "eval" / when
+        measured[when] = measure(task, model, prompts, out, returns=args.returns, seed=work.seed)
+    for weights in (*folder.glob("checkpoint-*"), *folder.glob("*.safetensors"), *folder.glob("*.pt")):
+        shutil.rmtree(weights) if weights.is_dir() else weights.unlink()
+    result = {"asked": asked, **measured, "training_minutes": minutes, "commit": commit()}
+    replace_file(folder / RESULT, dump_line(result) + "\n")
+
+
+def commit() -> str:
+    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT)
+    return done.stdout.strip()
+
+
+def main(args: Args) -> None:
+    os.environ["OMP_NUM_THREADS"] = str(args.threads)  # of the evaluation scripts too
+    out = (args.output_dir / args.phase).resolve()
+    for task in args.tasks:
+        (out / task).mkdir(parents=True, exist_ok=True)
+        drawn = held_out_prompts(TASKS[task], seed=PROMPT_SEED, limit=2 * args.prompts)
+        half = drawn[: args.prompts] if args.phase == "tune" else drawn[args.prompts :]
+        write_prompts(out / task / "prompts.jsonl", half)
+    for work in plan(args):
+        folder = out / work.task / work.arm.replace(" ", "_") / f"seed-{work.seed}"
+        with claimed(folder) as ours:
+            if ours:
+                do(args, work, folder, out / work.task / "prompts.jsonl")
+    tables = [tune_table(out / task) if args.phase == "tune" else report_tables(out / task) for task in args.tasks]
+    page = "\n\n".join(tables) + "\n"
+    replace_file(out / "tables.md", page)
+    print(page)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args, description=__doc__))

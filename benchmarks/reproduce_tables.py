@@ -1,0 +1,144 @@
+"""The reproduction study's tables, as Markdown: means over seeds with 95 % intervals, and differences within seeds."""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from trl.jsonl import read_jsonl
+from trl.report.arms import Arm
+from trl.report.curves import REWARD
+from trl.report.efficiency import efficiency, final_value
+from trl.report.runlog import load_run
+
+RESULT = "result.json"
+FLUENCY = ("perplexity", "dist-1", "dist-2", "dist-3")
+ELIGIBLE_DIVERSITY = 0.97
+"""A setting may be chosen while its dist-2 is at least this share of the base model's, and perplexity no worse."""
+MEASURES = {
+    "sentiment": ("positive", "positive, reward model", "reward", *FLUENCY),
+    "toxicity": ("toxicity", "expected maximum", "toxicity, reward model", "reward", *FLUENCY),
+}
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and half-width of its 95 % interval by Student's t; NaN width for fewer than two values."""
+    data = np.asarray(values, dtype=np.float64)
+    if len(data) < 2:
+        return float(data.mean()), math.nan
+    width = stats.t.ppf(0.975, len(data) - 1) * data.std(ddof=1) / math.sqrt(len(data))
+    return float(data.mean()), float(width)
+
+
+def shown(values: Sequence[float], sign: str = "") -> str:
+    """``mean ± half-width``, with as many digits as the size of the mean asks for."""
+    mean, width = mean_interval(values)
+    digits = 1 if abs(mean) >= 10 else 3 if (abs(mean) < 1 and not sign) or abs(mean) < 0.1 else 2
+    return f"{mean:{sign}.{digits}f}" + ("" if math.isnan(width) else f" ± {width:.{digits}f}")
+
+
+def read_results(task: Path) -> dict[str, dict[int, dict[str, Any]]]:
+    """Arm → seed → what was measured, of the runs that are finished; arms in order of their first result."""
+    files = sorted(task.glob(f"*/seed-*/{RESULT}"), key=lambda path: path.stat().st_mtime)
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    for path in files:
+        [row] = read_jsonl(path)
+        found.setdefault(path.parent.parent.name, {})[int(path.parent.name.removeprefix("seed-"))] = row
+    return found
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def tune_table(task: Path) -> str:
+    """Every setting of the grid at its end, and which the rule takes."""
+    results = read_results(task)
+    columns = MEASURES[task.name]
+    rows = []
+    for name, seeds in results.items():
+        cells = [shown([row["end"][measure] for row in seeds.values()]) for measure in columns]
+        rows.append([name.replace("_", " "), str(len(seeds)), *cells])
+    picked = [f"best {arm}: {best(results, arm)}" for arm in ("ppo", "score") if best(results, arm)]
+    return f"## {task.name}, development\n\n{markdown(['setting', 'seeds', *columns], rows)}\n\n{'; '.join(picked)}"
+
+
+def best(results: dict[str, dict[int, dict[str, Any]]], arm: str) -> str | None:
+    """The arm's setting with the highest held-out reward among the `eligible` ones; None where there is none."""
+    mine = {name: seeds for name, seeds in results.items() if name.startswith(f"{arm}_")}
+    allowed = [name for name, seeds in mine.items() if eligible(seeds, results["base"])]
+    return max(allowed, key=lambda name: _mean(mine[name], "reward"), default=None)
+
+
+def eligible(seeds: dict[int, dict[str, Any]], base: dict[int, dict[str, Any]]) -> bool:
+    """Perplexity no worse than the base model's, and hardly less diverse."""
+    is_fluent = _mean(seeds, "perplexity") <= _mean(base, "perplexity")
+    return is_fluent and _mean(seeds, "dist-2") >= ELIGIBLE_DIVERSITY * _mean(base, "dist-2")
+
+
+def _mean(seeds: dict[int, dict[str, Any]], measure: str) -> float:
+    return float(np.mean([row["end"][measure] for row in seeds.values()]))
+
+
+def report_tables(task: Path) -> str:
+    """Speed by the training reward; quality on held-out prompts; differences to PPO at its end, seed by seed."""
+    results = read_results(task)
+    parts = [f"## {task.name}", speed_table(task, results), quality_table(task.name, results)]
+    if "ppo" in results:
+        parts.append(difference_table(task.name, results))
+    return "\n\n".join(parts)
+
+
+def speed_table(task: Path, results: dict[str, dict[int, dict[str, Any]]]) -> str:
+    arms = [
+        Arm(name, tuple(load_run(task / name / f"seed-{seed}") for seed in sorted(seeds)), {})
+        for name, seeds in results.items()
+        if name != "base"
+    ]
+    header = ["arm", "seeds", "training reward, last tenth", "steps to PPO's", "in seeds", "KL, last tenth", "minutes"]
+    found = efficiency(arms)
+    reached = {arm.name: reaches for arm, reaches in found.arms} if found else {}
+    rows = []
+    for arm in arms:
+        steps = [reach.at["step"] for reach in reached.get(arm.name, ()) if reach.at]
+        finals, kls = ([value for run in arm.runs if (value := final_value(run, key)) is not None]
+                       for key in (REWARD, "objective/kl"))  # fmt: skip
+        minutes = [row["training_minutes"] for row in results[arm.name].values()]
+        rows.append(
+            [arm.name, str(len(arm.runs)), shown(finals), shown(steps) if steps else "–",
+             f"{len(steps)} of {len(arm.runs)}", shown(kls), f"{np.mean(minutes):.1f}"]
+        )  # fmt: skip
+    return markdown(header, rows)
+
+
+def quality_table(task: str, results: dict[str, dict[int, dict[str, Any]]]) -> str:
+    """Means over seeds, half-way and at the end."""
+    rows = []
+    for name, seeds in results.items():
+        for when in ("half", "end"):
+            if all(when in row for row in seeds.values()):
+                cells = [shown([row[when][measure] for row in seeds.values()]) for measure in MEASURES[task]]
+                rows.append([name if name == "base" else f"{name}, {when}", *cells])
+    return markdown(["model", *MEASURES[task]], rows)
+
+
+def difference_table(task: str, results: dict[str, dict[int, dict[str, Any]]]) -> str:
+    """Each arm, half-way and at its end, minus PPO at its end on the same seed."""
+    rows = []
+    for name, seeds in results.items():
+        both = sorted(seeds.keys() & results["ppo"].keys())
+        for when in ("half", "end"):
+            if name == "base" or not both or (name, when) == ("ppo", "end"):
+                continue
+            gap = _gap(seeds, results["ppo"], when)
+            cells = [shown([gap(seed, measure) for seed in both], "+") for measure in MEASURES[task]]
+            rows.append([f"{name}, {when}", *cells])
+    return markdown(["minus PPO at its end", *MEASURES[task]], rows)
+
+
+def _gap(seeds: dict[int, dict[str, Any]], ppo: dict[int, dict[str, Any]], when: str) -> Callable[[int, str], float]:
+    return lambda seed, measure: seeds[seed][when][measure] - ppo[seed]["end"][measure]
