@@ -26,8 +26,9 @@ demo-summarization: prepare
 demo-rlhf: prepare
 	$(BIN)/python examples/demo_summarization.py --reward preference
 
+# files side by side, one process per core; each takes up to 2 GB
 test: prepare
-	$(BIN)/python -m pytest -q
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n logical --maxprocesses 4 --dist loadfile
 
 test-distributed: install $(VENV)/.deepspeed
 	$(BIN)/python -m pytest -q -m distributed tests/distributed

@@ -12,7 +12,6 @@ What is finished is never done again: after a kill give the same command. Runs a
 command in a second terminal takes half of the work. Weights are deleted once they are evaluated.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -20,12 +19,12 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
+from filelock import FileLock, Timeout
 
 from benchmarks.reproduce_tables import RESULT, report_tables, tune_table
 from trl.jsonl import dump_line, read_jsonl, replace_file
@@ -141,19 +140,6 @@ def arm_flags(arm: str, settings: str) -> tuple[str, ...]:
     return (*critic, *settings.split())
 
 
-@contextmanager
-def claimed(folder: Path) -> Iterator[bool]:
-    """Whether no other process is working in the folder; it is ours until the end of the block."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
-
-
 def do(args: Args, work: Work, folder: Path, prompts: Path) -> None:
     """Train, evaluate half-way and at the end, write the result, delete the weights."""
     asked = {
@@ -203,9 +189,12 @@ def main(args: Args) -> None:
         write_prompts(out / task / "prompts.jsonl", half)
     for work in plan(args):
         folder = out / work.task / work.arm.replace(" ", "_") / f"seed-{work.seed}"
-        with claimed(folder) as ours:
-            if ours:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with FileLock(folder / ".lock", blocking=False):
                 do(args, work, folder, out / work.task / "prompts.jsonl")
+        except Timeout:
+            continue  # another process is at it
     tables = [tune_table(out / task) if args.phase == "tune" else report_tables(out / task) for task in args.tasks]
     page = "\n\n".join(tables) + "\n"
     replace_file(out / "tables.md", page)

@@ -67,7 +67,7 @@ def critic_of(
     is_control = args.critic_kind == "random"
     try:
         critic = make_critic(
-            args.default_critic_kind if is_control else args.critic_kind,
+            args.quoting_critic,
             style,
             prompt_file=args.prompt_file,
             model=args.critic_model,

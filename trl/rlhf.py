@@ -1,5 +1,6 @@
 """What four-model PPO needs besides the policy, as its flags describe it (Ouyang et al. 2022)."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +14,9 @@ from trl.models import RewardModel
 from trl.rewards import PreferenceReward, TextClassifier
 from trl.rewards.adjusted import AdjustedReward
 from trl.summary import RLHFArgs, locate_device
+from trl.trainer.collectives import most_of_all
 from trl.trainer.pretraining import PretrainingMix
+from trl.trainer.zero import prepare_frozen, stage_of
 
 PUBLIC_TEXT: dict[str, Any] = {"prefix": "<|startoftext|>", "append_eos": False}
 """How the public 6B reward model was trained to read a text."""
@@ -50,11 +53,22 @@ def pretraining_mix(args: RLHFArgs, tokenizer: PreTrainedTokenizerBase) -> Pretr
     return PretrainingMix(load_texts(args.ptx_file, "train"), tokenizer, args.ptx_coef)
 
 
+@dataclass(frozen=True)
+class CommonPasses:
+    """As many passes as the process with the most texts makes, since each is a collective; keeps DeepSpeed's engine."""
+
+    accelerator: Accelerator
+    engine: Any
+
+    def __call__(self, needed: int) -> int:
+        return most_of_all(self.accelerator, needed)
+
+
 def preference_environment(args: RLHFArgs, accelerator: Accelerator) -> tuple[AdjustedReward, RewardModel]:
     """The reward model's score with its adjustments, and the reward model.
 
-    By default it goes where the policy is, and its body is in bf16 where training is in mixed bf16.
-    Exits with one line where the reward model's weights or its tokenizer don't fit.
+    By default it goes where the policy is, and its body is in bf16 where training is in mixed bf16; ZeRO-3 then
+    divides it too. Exits with one line where the reward model's weights or its tokenizer don't fit.
     """
     try:
         reward = PreferenceReward(
@@ -67,6 +81,13 @@ def preference_environment(args: RLHFArgs, accelerator: Accelerator) -> tuple[Ad
         )
     except ValueError as error:
         raise SystemExit(f"error: {error}") from None
+    if stage_of(accelerator) == 3 and args.reward_model_device is None:
+        if args.use_intrinsic_reward and args.quoting_critic == "attribution":
+            raise SystemExit(
+                "error: the attribution critic asks the reward model, which ZeRO-3 divides over processes: keep it "
+                "whole (--reward_model_device cpu), or name another --critic"
+            )
+        reward.passes = CommonPasses(accelerator, prepare_frozen(reward.model, accelerator))
     adjusted = AdjustedReward(
         reward,
         length_penalty=args.length_penalty,

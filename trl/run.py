@@ -145,10 +145,14 @@ class RunArgs:
         return "score" if (self.ppo_config.model_name or "").startswith("builtin:") else "openai"
 
     @property
+    def quoting_critic(self) -> CriticKind:
+        """Whose spans are used: the critic's, or those of the one that ``--critic random`` is the control of."""
+        return self.default_critic_kind if self.critic_kind == "random" else self.critic_kind
+
+    @property
     def asks_own_weights(self) -> bool:
-        """Whether the critic, or the one that ``--critic random`` is the control of, has no model of its own."""
-        kind = self.default_critic_kind if self.critic_kind == "random" else self.critic_kind
-        return kind in ("local", "score") and self.critic_model is None
+        """Whether the critic that quotes has no model of its own."""
+        return self.quoting_critic in ("local", "score") and self.critic_model is None
 
     @property
     def environment_name(self) -> str:
@@ -266,7 +270,7 @@ def parse_args(cls: type[T], argv: Sequence[str] | None = None) -> T:
 
 
 def _warn_of_unread_prompt(args: RunArgs) -> None:
-    kind = args.default_critic_kind if args.critic_kind == "random" else args.critic_kind
+    kind = args.quoting_critic
     if args.use_intrinsic_reward and kind not in ("openai", "local"):
         logger.warning("--prompt_file %s is not read: the critic is %s, not openai or local", args.prompt_file, kind)
 

@@ -148,15 +148,34 @@ def test_the_other_precision(config: str, precision: str, inputs: Path, tmp_path
     check_run("sentiment", inputs, tmp_path / "run", torch.float32)
 
 
+def test_zero3_divides_the_reward_model_and_scores_as_ever(inputs: Path, tmp_path: Path) -> None:
+    """Sampled alike, since the whole copy that samples is the same; fp32, so that scores are too."""
+    scores = {}
+    for device in (None, "cpu"):
+        out = tmp_path / f"run_{device}"
+        more = ("--eval_every=1", "--eval_prompts=3", f"--reward_model_device={device}", "--rw_batch_size=1")
+        launch(["deepspeed_zero3", "--mixed_precision", "no"], "rlhf", inputs, out, *more)
+        rows = check_run("rlhf", inputs, out, torch.float32)
+        scores[device] = [row["objective/score"] for row in rows] + [row["eval/score"] for row in rows]
+    assert scores[None] == pytest.approx(scores["cpu"], abs=1e-5)
+
+
 @pytest.mark.parametrize(
-    ("more", "message"),
+    ("name", "more", "message"),
     [
-        (["--num_shared_layers=2"], "error: policy and reference share 2 blocks, but ZeRO-3 divides"),
-        (["--critic=score"], "error: this critic asks the policy's initial weights, which ZeRO-3 divides"),
+        ("sentiment", ["--num_shared_layers=2"], "error: policy and reference share 2 blocks, but ZeRO-3 divides"),
+        ("sentiment", ["--critic=score"], "error: this critic asks the policy's initial weights, which ZeRO-3 divides"),
+        (
+            "rlhf",
+            ["--use_intrinsic_reward", "--critic=attribution"],
+            "error: the attribution critic asks the reward model, which ZeRO-3 divides",
+        ),
     ],
 )
-def test_what_zero3_can_not_do_is_one_line(more: list[str], message: str, inputs: Path, tmp_path: Path) -> None:
-    flags = COMMANDS["sentiment"].replace("IN/", f"{inputs}/").split()
+def test_what_zero3_can_not_do_is_one_line(
+    name: str, more: list[str], message: str, inputs: Path, tmp_path: Path
+) -> None:
+    flags = COMMANDS[name].replace("IN/", f"{inputs}/").split()
     command = [*accelerate("deepspeed_zero3"), f"examples/{flags[0]}", *flags[1:], f"--model_name={inputs}/policy"]
     done = run(*command, f"--output_dir={tmp_path / 'run'}", *more, check=False)
     assert done.returncode != 0

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
 ADAM_BYTES = 8
 """Two fp32 moments per trained parameter."""
@@ -27,11 +27,16 @@ class Placement:
 
 
 def memory_plan(models: "Mapping[str, nn.Module]") -> list[Placement]:
-    """The models' places and sizes, in the given order; one row per model."""
+    """The models' places and sizes, in the given order; one row per model.
+
+    Of models that ZeRO-3 divides, bytes are those of this process's share.
+    """
+    from trl.trainer.zero import num_weights, share_of
+
     seen: set[int] = set()
     rows = []
     for name, model in models.items():
-        tensors: dict[int, Tensor] = {p.data_ptr(): p for p in model.parameters()}  # tied weights once
+        tensors: dict[int, nn.Parameter] = {share_of(p).data_ptr(): p for p in model.parameters()}  # tied weights once
         own = [p for pointer, p in tensors.items() if pointer not in seen]
         trained = [p for p in own if p.requires_grad]
         rows.append(
@@ -39,11 +44,11 @@ def memory_plan(models: "Mapping[str, nn.Module]") -> list[Placement]:
                 name,
                 device=", ".join(sorted({str(p.device) for p in tensors.values()})),
                 dtype=", ".join(sorted({str(p.dtype).removeprefix("torch.") for p in tensors.values()})),
-                parameters=sum(p.numel() for p in tensors.values()),
-                shared=sum(p.numel() for p in tensors.values()) - sum(p.numel() for p in own),
-                trained=sum(p.numel() for p in trained),
-                weight_bytes=sum(p.numel() * p.element_size() for p in own),
-                training_bytes=sum(p.numel() * (p.element_size() + ADAM_BYTES) for p in trained),
+                parameters=num_weights(tensors.values()),
+                shared=num_weights(tensors.values()) - num_weights(own),
+                trained=num_weights(trained),
+                weight_bytes=sum(share_of(p).numel() * p.element_size() for p in own),
+                training_bytes=sum(share_of(p).numel() * (p.element_size() + ADAM_BYTES) for p in trained),
             )
         )
         seen |= tensors.keys()

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,8 @@ class PreferenceReward:
         self.text = RewardText(
             tokenizer, longest_text(self.model, tokenizer, max_length), prefix=prefix, append_eos=append_eos
         )
+        self.passes: Callable[[int], int] = int
+        """Forward passes to make where so many are needed: more where passes are collectives (`trl.rlhf`)."""
         self.truncated = 0
         """Texts so far that were too long."""
         self.__name__ = "preference_reward"  # trainers that take a list of reward functions report by this
@@ -97,8 +99,11 @@ class PreferenceReward:
         sequences = self._sequences([texts[index] for index in judged])
         rewards: list[float | None] = [None] * len(texts)
         order = sorted(range(len(judged)), key=lambda i: len(sequences[i]))
-        for start in range(0, len(order), self.batch_size):
-            batch = order[start : start + self.batch_size]
+        needed = math.ceil(len(order) / self.batch_size)
+        for number in range(self.passes(needed)):
+            batch = order[number * self.batch_size : (number + 1) * self.batch_size]
+            if not batch:
+                self._scores([[self.text.pad_id]])  # takes part in the others' passes
             for i, score in zip(batch, self._scores([sequences[i] for i in batch]), strict=True):
                 rewards[judged[i]] = score if math.isfinite(score) else None
         return rewards

@@ -255,7 +255,8 @@ class _Worker:
                 env={},
                 start_new_session=True,  # Ctrl-C is the parent's to handle
             )
-        self.send(json.dumps(settings).encode())
+        with contextlib.suppress(OSError):  # the first call tells that it is dead already
+            self.send(json.dumps(settings).encode())
 
     def send(self, data: bytes) -> None:
         self.socket.sendall(struct.pack(">Q", len(data)))

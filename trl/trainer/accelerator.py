@@ -43,6 +43,7 @@ def make_accelerator(
     if not torch.cuda.is_available():
         if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
             kwargs["kwargs_handlers"] = [InitProcessGroupKwargs(backend="gloo")]
+            _warn_of_build_locks()
         else:
             kwargs["cpu"] = True
         _warn_of_idle_cores()
@@ -64,6 +65,15 @@ def make_accelerator(
     if torch.distributed.is_initialized() and torch.distributed.get_backend() == "gloo":
         atexit.register(_let_gloo_come_to_rest)
     return accelerator
+
+
+def _warn_of_build_locks() -> None:
+    """DeepSpeed builds its CPU part at first; a process killed meanwhile leaves a lock that all others heed."""
+    from torch.utils.cpp_extension import get_default_build_root
+
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or get_default_build_root())
+    for lock in root.rglob("lock"):
+        logger.warning("DeepSpeed waits for %s: another process is building, or was killed: then remove the file", lock)
 
 
 def _let_gloo_come_to_rest(longest: float = 5.0) -> None:

@@ -1,0 +1,118 @@
+"""The reproduction study: what is planned, what is taken as done, the tables, and one small run of the whole."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+from scipy import stats
+
+from benchmarks.reproduce import CHOSEN, GRID, Args, do, main, plan
+from benchmarks.reproduce_tables import best, mean_interval, read_results, report_tables, shown
+from tests.tiny import tiny_llama, tiny_tokenizer
+from trl.jsonl import dump_line, read_jsonl
+
+FLUENT = {"perplexity": 30.0, "dist-1": 0.8, "dist-2": 0.98, "dist-3": 0.99}
+
+
+def test_mean_interval_is_students() -> None:
+    values = [1.0, 2.0, 4.0]
+    mean, width = mean_interval(values)
+    low, high = stats.t.interval(0.95, 2, loc=mean, scale=stats.sem(values))
+    assert (mean - width, mean + width) == pytest.approx((low, high))
+    assert math.isnan(mean_interval([1.0])[1])
+    assert shown([1.0]) == "1.00"
+    assert shown([0.5, 0.5], "+") == "+0.50 ± 0.00"
+
+
+def test_grids_are_of_equal_size_and_hold_what_was_chosen() -> None:
+    for task, arms in GRID.items():
+        assert len(arms["ppo"]) == len(arms["score"])
+        assert all(CHOSEN[task][arm] in settings for arm, settings in arms.items())
+
+
+def test_the_plan_is_balanced_over_seeds() -> None:
+    works = list(plan(Args("report", tasks=("sentiment",), seeds=(7, 8))))
+    assert [(work.seed, work.arm) for work in works] == [
+        (seed, arm) for seed in (7, 8) for arm in ("base", "ppo", "score", "lexicon", "attribution", "random")
+    ]
+    assert works[0].flags is None
+    settings = set(GRID["sentiment"]["score"][CHOSEN["sentiment"]["score"]].split())
+    for work in works[2:6]:  # the same settings for every critic
+        assert work.flags is not None
+        assert set(work.flags) == settings | {"--use_intrinsic_reward", f"--critic={work.arm}"}
+
+
+def result(**end: float) -> dict[int, dict[str, Any]]:
+    return {101: {"end": FLUENT | end}}
+
+
+def test_the_best_setting_is_fluent_and_diverse() -> None:
+    results = {
+        "base": result(reward=0.0),
+        "ppo_a": result(reward=1.0),
+        "ppo_b": result(reward=2.0),
+        "ppo_c": result(reward=3.0, perplexity=30.1),
+        "ppo_d": result(reward=4.0, **{"dist-2": 0.9}),
+    }
+    assert best(results, "ppo") == "ppo_b"
+    assert best(results, "score") is None
+
+
+def write_run(folder: Path, rewards: list[float], half: dict[str, float], end: dict[str, float]) -> None:
+    folder.mkdir(parents=True)
+    rows = [{"step": n, "objective/score": reward, "objective/kl": 2.0} for n, reward in enumerate(rewards, 1)]
+    (folder / "metrics.jsonl").write_text("".join(dump_line(row) + "\n" for row in rows))
+    measured = {when: FLUENT | {"positive, reward model": 0.5} | row for when, row in (("half", half), ("end", end))}
+    (folder / "result.json").write_text(json.dumps({"asked": {}, "training_minutes": 1.0, **measured}))
+
+
+def test_the_report_compares_within_seeds(tmp_path: Path) -> None:
+    task = tmp_path / "sentiment"
+    for seed, shift in ((1, 0.0), (2, 0.2)):
+        slow, fast = [0.0, 1.0, 2.0, 3.0], [0.0, 3.0, 3.0, 3.5]
+        end = {"positive": 0.6 + shift, "reward": 3.0}
+        write_run(task / "ppo" / f"seed-{seed}", slow, {"positive": 0.5, "reward": 1.0}, end)
+        half = {"positive": 0.65 + shift, "reward": 3.5}
+        write_run(task / "score" / f"seed-{seed}", fast, half, half)
+    page = report_tables(task)
+    speed = {line.split(" | ")[0]: line.split(" | ") for line in page.splitlines()[3:7]}
+    assert [cell.strip(" |") for cell in speed["| ppo"][1:5]] == ["2", "3.00 ± 0.00", "4.00 ± 0.00", "2 of 2"]
+    assert [cell.strip(" |") for cell in speed["| score"][2:5]] == ["3.50 ± 0.00", "2.00 ± 0.00", "2 of 2"]
+    assert "| score, half | +0.050 ± 0.000 | +0.000 ± 0.000 | +0.50 ± 0.00 |" in page
+    assert "| ppo, half |" in page
+    assert list(read_results(task)["ppo"]) == [1, 2]
+
+
+@pytest.mark.builtin
+def test_a_small_study_from_the_start_and_again(tmp_path: Path) -> None:
+    policy = tiny_llama(layers=21)  # the preset shares 20
+    policy.config.max_position_embeddings = 512  # rotary positions know no limit of their own
+    policy.save_pretrained(tmp_path / "policy")
+    tiny_tokenizer().save_pretrained(tmp_path / "policy")
+    sizes = ["--steps=2", "--prompts=2", "--returns=1", "--seeds=1", f"--model={tmp_path / 'policy'}"]
+    command = [sys.executable, "-m", "benchmarks.reproduce", "report", "--tasks=sentiment", "--arms=ppo", *sizes]
+    command += [f"--output_dir={tmp_path / 'out'}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    folder = tmp_path / "out" / "report" / "sentiment" / "ppo" / "seed-1"
+    assert {"half", "end"} <= read_jsonl(folder / "result.json")[0].keys()
+    assert not list(folder.glob("**/*.safetensors"))
+    assert len(read_jsonl(folder / "eval" / "half" / "generations.jsonl")) == 2
+    assert (tmp_path / "out" / "report" / "tables.md").read_text().rstrip() == done.stdout.rstrip()
+
+    stamp = (folder / "result.json").stat().st_mtime_ns
+    args = Args("report", tasks=("sentiment",), arms=("ppo",), seeds=(1,), steps=2, prompts=2, returns=1)
+    args.model, args.output_dir = str(tmp_path / "policy"), tmp_path / "out"
+    main(args)  # everything is there
+    assert (folder / "result.json").stat().st_mtime_ns == stamp
+    args.steps = 4
+    [_, ppo] = plan(args)
+    with FileLock(folder / ".lock"):
+        main(args)  # what another process has claimed is not touched
+    with pytest.raises(SystemExit, match="holds a run of other settings"):
+        do(args, ppo, folder, folder.parent.parent / "prompts.jsonl")
