@@ -40,6 +40,18 @@ def test_scores_are_those_of_single_texts_with_the_models_own_tokenizer(kind):
     assert len(set(scores)) == 5
 
 
+def test_more_passes_than_there_are_texts_change_nothing():
+    """Where passes are collectives, a process makes as many as the others; some of them for nothing."""
+    reward = PreferenceReward(make_model(), tiny_tokenizer(), batch_size=2)
+    scores = reward(prompts=PROMPTS, completions=ANSWERS)
+    made, needed = [], []
+    reward.model.register_forward_hook(lambda *_: made.append(1))
+    reward.passes = lambda count: needed.append(count) or 4
+    assert reward(prompts=PROMPTS, completions=ANSWERS) == scores
+    assert reward(prompts=[""], completions=[" "]) == [None]
+    assert (needed, len(made)) == ([3, 0], 8)
+
+
 def test_policy_with_another_tokenizer(tmp_path):
     """A policy's ids become text and the reward model's ids: what the policy's ids were leaves no trace."""
     words, bytes_ = tokenizer_of("wordpiece"), tiny_tokenizer()

@@ -102,9 +102,9 @@ class PreferenceReward:
         needed = math.ceil(len(order) / self.batch_size)
         for number in range(self.passes(needed)):
             batch = order[number * self.batch_size : (number + 1) * self.batch_size]
-            if not batch:
-                self._scores([[self.text.pad_id]])  # takes part in the others' passes
-            for i, score in zip(batch, self._scores([sequences[i] for i in batch]), strict=True):
+            # without texts of its own, a process takes part in the passes of the others
+            scores = self._scores([sequences[i] for i in batch] or [[self.text.pad_id]])
+            for i, score in zip(batch, scores, strict=False):
                 rewards[judged[i]] = score if math.isfinite(score) else None
         return rewards
 
