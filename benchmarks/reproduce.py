@@ -45,12 +45,14 @@ GRID = {
             "lr 1e-4": "--learning_rate=1e-4",
             "lr 2e-4": "--learning_rate=2e-4",
             "lr 1e-4, KL 0.05": "--learning_rate=1e-4 --init_kl_coef=0.05",
+            "lr 1e-4, KL 0.1": "--learning_rate=1e-4 --init_kl_coef=0.1",
         },
         "score": {
             "lr 5e-5, ±0.5": "--learning_rate=5e-5 --positive_reward_value=0.5 --negative_reward_value=-0.5",
             "lr 1e-4, ±0.5": "--learning_rate=1e-4 --positive_reward_value=0.5 --negative_reward_value=-0.5",
             "lr 1e-4, ±0.25": "--learning_rate=1e-4 --positive_reward_value=0.25 --negative_reward_value=-0.25",
             "lr 2e-4, ±0.25": "--learning_rate=2e-4 --positive_reward_value=0.25 --negative_reward_value=-0.25",
+            "lr 2e-4, ±0.5": "--learning_rate=2e-4 --positive_reward_value=0.5 --negative_reward_value=-0.5",
         },
     },
     "toxicity": {
