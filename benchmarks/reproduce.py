@@ -4,9 +4,9 @@
     python -m benchmarks.reproduce report   # every arm on the seeds that nothing was chosen by
 
 Arms: ppo; and with critic rewards score, lexicon, attribution, and random (the score critic's spans in random places).
-PPO and the critic (as `score`) get a grid of equal size; what the rule of `reproduce_tables.best` picks is written down
-in CHOSEN and used by every arm. A run is trained by the task's own script, and evaluated on held-out prompts half-way
-and at the end.
+Each arm has a grid, PPO the largest; what the rule of `reproduce_tables.best` picks is written down in CHOSEN, and the
+control takes the settings of `score`. A run is trained by the task's own script, and evaluated on held-out prompts
+half-way and at the end.
 
 What is finished is never done again: after a kill give the same command. Runs are claimed one by one, so the same
 command in a second terminal takes half of the work. Weights are deleted once they are evaluated.
@@ -33,50 +33,72 @@ from trl.studies import BASE, TASKS, held_out_prompts, measure, write_prompts
 
 CRITICS = ("score", "lexicon", "attribution", "random")
 ARMS = ("ppo", *CRITICS)
-DEVELOPMENT_SEEDS = (101, 102)
+DEVELOPMENT_SEEDS = (101,)
 REPORT_SEEDS = (1, 2, 3, 4, 5)
 PROMPT_SEED = 2024
 """Draws the held-out prompts; the first half of them is for development, the second for the report."""
 
-GRID = {
+Settings = dict[str, str]
+"""Name → flags; the scripts' defaults for all others."""
+
+
+def settings(task: str, rate: str, kl: str = "0.2", value: str | None = None, threshold: int = 4) -> Settings:
+    """One setting under the name that says it; ``value`` is the critic's reward per token, None without a critic."""
+    name, flags = f"lr {rate}, KL {kl}", f"--learning_rate={rate} --init_kl_coef={kl}"
+    if value is None:
+        return {name: flags}
+    if task == "sentiment":
+        return {f"{name}, {value}": f"{flags} --positive_reward_value={value} --negative_reward_value=-{value}"}
+    penalty = f"--negative_reward_value=-{value} --intrinsic_reward_threshold={threshold}"
+    return {f"{name}, {value} to {threshold}": f"{flags} {penalty}"}
+
+
+PLAIN = [("5e-5", "0.2"), ("1e-4", "0.2"), ("2e-4", "0.2"), ("1e-4", "0.1"), ("1e-4", "0.05"), ("2e-4", "0.1")]
+SENTIMENT_SCORE = [
+    ("5e-5", "0.2", "0.5"),
+    ("1e-4", "0.2", "0.5"),
+    ("1e-4", "0.2", "0.25"),
+    ("2e-4", "0.2", "0.25"),
+    ("2e-4", "0.2", "0.5"),
+    ("1e-4", "0.1", "0.5"),
+]
+SENTIMENT_OTHERS = [("1e-4", "0.1", "0.5"), ("2e-4", "0.1", "0.5")]
+TOXICITY_CRITIC = [("1e-4", "0.1", "0.5", 4), ("2e-4", "0.1", "0.5", 4), ("1e-4", "0.1", "1", 4)]
+ROWS: dict[str, dict[str, list[Any]]] = {
     "sentiment": {
-        "ppo": {
-            "lr 5e-5": "--learning_rate=5e-5",
-            "lr 1e-4": "--learning_rate=1e-4",
-            "lr 2e-4": "--learning_rate=2e-4",
-            "lr 1e-4, KL 0.05": "--learning_rate=1e-4 --init_kl_coef=0.05",
-            "lr 1e-4, KL 0.1": "--learning_rate=1e-4 --init_kl_coef=0.1",
-        },
-        "score": {
-            "lr 5e-5, ±0.5": "--learning_rate=5e-5 --positive_reward_value=0.5 --negative_reward_value=-0.5",
-            "lr 1e-4, ±0.5": "--learning_rate=1e-4 --positive_reward_value=0.5 --negative_reward_value=-0.5",
-            "lr 1e-4, ±0.25": "--learning_rate=1e-4 --positive_reward_value=0.25 --negative_reward_value=-0.25",
-            "lr 2e-4, ±0.25": "--learning_rate=2e-4 --positive_reward_value=0.25 --negative_reward_value=-0.25",
-            "lr 2e-4, ±0.5": "--learning_rate=2e-4 --positive_reward_value=0.5 --negative_reward_value=-0.5",
-        },
+        "ppo": PLAIN,
+        "score": SENTIMENT_SCORE,
+        "lexicon": SENTIMENT_OTHERS,
+        "attribution": SENTIMENT_OTHERS,
     },
     "toxicity": {
-        "ppo": {
-            "lr 5e-5": "--learning_rate=5e-5",
-            "lr 1e-4": "--learning_rate=1e-4",
-            "lr 2e-4": "--learning_rate=2e-4",
-            "lr 1e-4, KL 0.05": "--learning_rate=1e-4 --init_kl_coef=0.05",
-        },
-        "score": {
-            "lr 1e-4, -0.5 to 4": "--learning_rate=1e-4 --negative_reward_value=-0.5 --intrinsic_reward_threshold=4",
-            "lr 1e-4, -1 to 4": "--learning_rate=1e-4 --negative_reward_value=-1 --intrinsic_reward_threshold=4",
-            "lr 1e-4, -0.5 to 10": "--learning_rate=1e-4 --negative_reward_value=-0.5 --intrinsic_reward_threshold=10",
-            "lr 2e-4, -0.5 to 4": "--learning_rate=2e-4 --negative_reward_value=-0.5 --intrinsic_reward_threshold=4",
-        },
+        "ppo": PLAIN,
+        "score": TOXICITY_CRITIC,
+        "lexicon": TOXICITY_CRITIC,
+        "attribution": TOXICITY_CRITIC,
     },
 }
-"""Task → arm → name of a setting → flags; the scripts' defaults for all others."""
+GRID: dict[str, dict[str, Settings]] = {
+    task: {arm: {k: v for row in rows for k, v in settings(task, *row).items()} for arm, rows in arms.items()}
+    for task, arms in ROWS.items()
+}
+"""Task → arm → settings. No critic gets more of them than PPO."""
 
 CHOSEN = {
-    "sentiment": {"ppo": "lr 1e-4", "score": "lr 1e-4, ±0.5"},
-    "toxicity": {"ppo": "lr 1e-4", "score": "lr 1e-4, -0.5 to 4"},
+    "sentiment": {
+        "ppo": "lr 1e-4, KL 0.1",
+        "score": "lr 1e-4, KL 0.2, 0.5",
+        "lexicon": "lr 1e-4, KL 0.1, 0.5",
+        "attribution": "lr 1e-4, KL 0.1, 0.5",
+    },
+    "toxicity": {
+        "ppo": "lr 1e-4, KL 0.1",
+        "score": "lr 1e-4, KL 0.1, 0.5 to 4",
+        "lexicon": "lr 1e-4, KL 0.1, 0.5 to 4",
+        "attribution": "lr 1e-4, KL 0.1, 0.5 to 4",
+    },
 }
-"""What the development runs picked."""
+"""What the development runs picked; the control has the settings of the critic that it imitates."""
 
 
 @dataclass
@@ -128,18 +150,18 @@ def plan(args: Args) -> Iterator[Work]:
         for seed in args.seeds or (DEVELOPMENT_SEEDS if args.phase == "tune" else REPORT_SEEDS):
             yield Work(task, "base", seed, None)
             if args.phase == "tune":
-                for arm, settings in GRID[task].items():
-                    for name, flags in settings.items():
+                for arm in (arm for arm in args.arms if arm in GRID[task]):
+                    for name, flags in GRID[task][arm].items():
                         yield Work(task, f"{arm} {name}", seed, arm_flags(arm, flags))
             else:
                 for arm in args.arms:
-                    like = "ppo" if arm == "ppo" else "score"
+                    like = "score" if arm == "random" else arm
                     yield Work(task, arm, seed, arm_flags(arm, GRID[task][like][CHOSEN[task][like]]))
 
 
-def arm_flags(arm: str, settings: str) -> tuple[str, ...]:
+def arm_flags(arm: str, flags: str) -> tuple[str, ...]:
     critic = () if arm == "ppo" else ("--use_intrinsic_reward", f"--critic={arm}")
-    return (*critic, *settings.split())
+    return (*critic, *flags.split())
 
 
 def do(args: Args, work: Work, folder: Path, prompts: Path) -> None:

@@ -16,7 +16,7 @@ from trl.report.runlog import load_run
 
 RESULT = "result.json"
 FLUENCY = ("perplexity", "dist-1", "dist-2", "dist-3")
-ELIGIBLE_DIVERSITY = 0.97
+ELIGIBLE_DIVERSITY = 0.95
 """A setting may be chosen while its dist-2 is at least this share of the base model's, and perplexity no worse."""
 MEASURES = {
     "sentiment": ("positive", "positive, reward model", "reward", *FLUENCY),
@@ -63,7 +63,8 @@ def tune_table(task: Path) -> str:
     for name, seeds in results.items():
         cells = [shown([row["end"][measure] for row in seeds.values()]) for measure in columns]
         rows.append([name.replace("_", " "), str(len(seeds)), *cells])
-    picked = [f"best {arm}: {best(results, arm)}" for arm in ("ppo", "score") if best(results, arm)]
+    arms = dict.fromkeys(name.split("_")[0] for name in results if name != "base")
+    picked = [f"best {arm}: {(best(results, arm) or 'none').replace('_', ' ')}" for arm in arms]
     return f"## {task.name}, development\n\n{markdown(['setting', 'seeds', *columns], rows)}\n\n{'; '.join(picked)}"
 
 
