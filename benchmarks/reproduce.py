@@ -42,45 +42,48 @@ Settings = dict[str, str]
 """Name → flags; the scripts' defaults for all others."""
 
 
-def settings(task: str, rate: str, kl: str = "0.2", value: str | None = None, threshold: int = 4) -> Settings:
+def sentiment(rate: str, kl: str = "0.2", value: str | None = None, lam: str = "0.95") -> Settings:
     """One setting under the name that says it; ``value`` is the critic's reward per token, None without a critic."""
     name, flags = f"lr {rate}, KL {kl}", f"--learning_rate={rate} --init_kl_coef={kl}"
+    if value is not None:
+        name, flags = f"{name}, {value}", f"{flags} --positive_reward_value={value} --negative_reward_value=-{value}"
+    return {name: flags} if lam == "0.95" else {f"{name}, lam {lam}": f"{flags} --lam={lam}"}
+
+
+def toxicity(rate: str, kl: str = "0.2", value: str | None = None, threshold: int = 4) -> Settings:
+    """Only penalties, where the raw reward is at or below the threshold: at first its median is 4."""
     if value is None:
-        return {name: flags}
-    if task == "sentiment":
-        return {f"{name}, {value}": f"{flags} --positive_reward_value={value} --negative_reward_value=-{value}"}
-    penalty = f"--negative_reward_value=-{value} --intrinsic_reward_threshold={threshold}"
-    return {f"{name}, {value} to {threshold}": f"{flags} {penalty}"}
+        return sentiment(rate, kl)
+    flags = f"--negative_reward_value=-{value} --intrinsic_reward_threshold={threshold}"
+    return {f"lr {rate}, KL {kl}, {value}": f"--learning_rate={rate} --init_kl_coef={kl} {flags}"}
 
 
 PLAIN = [("5e-5", "0.2"), ("1e-4", "0.2"), ("2e-4", "0.2"), ("1e-4", "0.1"), ("1e-4", "0.05"), ("2e-4", "0.1")]
-SENTIMENT_SCORE = [
-    ("5e-5", "0.2", "0.5"),
-    ("1e-4", "0.2", "0.5"),
-    ("1e-4", "0.2", "0.25"),
-    ("2e-4", "0.2", "0.25"),
-    ("2e-4", "0.2", "0.5"),
-    ("1e-4", "0.1", "0.5"),
-]
-SENTIMENT_OTHERS = [("1e-4", "0.1", "0.5"), ("2e-4", "0.1", "0.5")]
-TOXICITY_CRITIC = [("1e-4", "0.1", "0.5", 4), ("2e-4", "0.1", "0.5", 4), ("1e-4", "0.1", "1", 4)]
-ROWS: dict[str, dict[str, list[Any]]] = {
+GRID: dict[str, dict[str, list[Settings]]] = {
     "sentiment": {
-        "ppo": PLAIN,
-        "score": SENTIMENT_SCORE,
-        "lexicon": SENTIMENT_OTHERS,
-        "attribution": SENTIMENT_OTHERS,
+        "ppo": [*(sentiment(*row) for row in PLAIN), sentiment("2e-4", "0.1", lam="0.7")],
+        "score": [
+            sentiment("5e-5", "0.2", "0.5"),
+            sentiment("1e-4", "0.2", "0.5"),
+            sentiment("1e-4", "0.2", "0.25"),
+            sentiment("2e-4", "0.2", "0.25"),
+            sentiment("2e-4", "0.2", "0.5"),
+            sentiment("2e-4", "0.1", "0.5", lam="0.7"),
+        ],
+        "attribution": [
+            sentiment("1e-4", "0.1", "0.5"),
+            sentiment("2e-4", "0.1", "0.5"),
+            sentiment("2e-4", "0.1", "0.5", lam="0.7"),
+        ],
+        "lexicon": [sentiment("2e-4", "0.1", "0.5"), sentiment("2e-4", "0.1", "0.5", lam="0.7")],
     },
     "toxicity": {
-        "ppo": PLAIN,
-        "score": TOXICITY_CRITIC,
-        "lexicon": TOXICITY_CRITIC,
-        "attribution": TOXICITY_CRITIC,
+        "ppo": [toxicity(*row) for row in PLAIN],
+        **{
+            critic: [toxicity("1e-4", "0.1", "0.5"), toxicity("2e-4", "0.1", "0.5"), toxicity("1e-4", "0.1", "1")]
+            for critic in ("score", "lexicon", "attribution")
+        },
     },
-}
-GRID: dict[str, dict[str, Settings]] = {
-    task: {arm: {k: v for row in rows for k, v in settings(task, *row).items()} for arm, rows in arms.items()}
-    for task, arms in ROWS.items()
 }
 """Task → arm → settings. No critic gets more of them than PPO."""
 
@@ -93,9 +96,9 @@ CHOSEN = {
     },
     "toxicity": {
         "ppo": "lr 1e-4, KL 0.1",
-        "score": "lr 1e-4, KL 0.1, 0.5 to 4",
-        "lexicon": "lr 1e-4, KL 0.1, 0.5 to 4",
-        "attribution": "lr 1e-4, KL 0.1, 0.5 to 4",
+        "score": "lr 1e-4, KL 0.1, 0.5",
+        "lexicon": "lr 1e-4, KL 0.1, 0.5",
+        "attribution": "lr 1e-4, KL 0.1, 0.5",
     },
 }
 """What the development runs picked; the control has the settings of the critic that it imitates."""
@@ -151,12 +154,16 @@ def plan(args: Args) -> Iterator[Work]:
             yield Work(task, "base", seed, None)
             if args.phase == "tune":
                 for arm in (arm for arm in args.arms if arm in GRID[task]):
-                    for name, flags in GRID[task][arm].items():
+                    for name, flags in grid_of(task, arm).items():
                         yield Work(task, f"{arm} {name}", seed, arm_flags(arm, flags))
             else:
                 for arm in args.arms:
                     like = "score" if arm == "random" else arm
-                    yield Work(task, arm, seed, arm_flags(arm, GRID[task][like][CHOSEN[task][like]]))
+                    yield Work(task, arm, seed, arm_flags(arm, grid_of(task, like)[CHOSEN[task][like]]))
+
+
+def grid_of(task: str, arm: str) -> Settings:
+    return {name: flags for setting in GRID[task][arm] for name, flags in setting.items()}
 
 
 def arm_flags(arm: str, flags: str) -> tuple[str, ...]:

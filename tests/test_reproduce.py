@@ -11,7 +11,7 @@ import pytest
 from filelock import FileLock
 from scipy import stats
 
-from benchmarks.reproduce import CHOSEN, GRID, Args, do, main, plan
+from benchmarks.reproduce import CHOSEN, GRID, Args, do, grid_of, main, plan
 from benchmarks.reproduce_tables import best, mean_interval, read_results, report_tables, shown
 from tests.tiny import tiny_llama, tiny_tokenizer
 from trl.jsonl import dump_line, read_jsonl
@@ -32,7 +32,7 @@ def test_mean_interval_is_students() -> None:
 def test_no_critic_is_tuned_more_than_ppo_and_the_grids_hold_what_was_chosen() -> None:
     for task, arms in GRID.items():
         assert all(len(settings) <= len(arms["ppo"]) for settings in arms.values())
-        assert all(CHOSEN[task][arm] in settings for arm, settings in arms.items())
+        assert all(CHOSEN[task][arm] in grid_of(task, arm) for arm in arms)
 
 
 def test_the_plan_is_balanced_over_seeds() -> None:
@@ -43,7 +43,7 @@ def test_the_plan_is_balanced_over_seeds() -> None:
     assert works[0].flags is None
     for work in works[2:6]:
         like = "score" if work.arm == "random" else work.arm
-        settings = GRID["sentiment"][like][CHOSEN["sentiment"][like]].split()
+        settings = grid_of("sentiment", like)[CHOSEN["sentiment"][like]].split()
         assert work.flags == ("--use_intrinsic_reward", f"--critic={work.arm}", *settings)
 
 
