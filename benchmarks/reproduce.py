@@ -70,12 +70,12 @@ GRID: dict[str, dict[str, list[Settings]]] = {
             sentiment("2e-4", "0.2", "0.5"),
             sentiment("2e-4", "0.1", "0.5", lam="0.7"),
         ],
+        "lexicon": [sentiment("2e-4", "0.1", "0.5", lam="0.7")],
         "attribution": [
             sentiment("1e-4", "0.1", "0.5"),
             sentiment("2e-4", "0.1", "0.5"),
             sentiment("2e-4", "0.1", "0.5", lam="0.7"),
         ],
-        "lexicon": [sentiment("2e-4", "0.1", "0.5"), sentiment("2e-4", "0.1", "0.5", lam="0.7")],
     },
     "toxicity": {
         "ppo": [toxicity(*row) for row in PLAIN],
@@ -193,8 +193,6 @@ def do(args: Args, work: Work, folder: Path, prompts: Path) -> None:
         policy = (f"--model_name={args.model}",)
         train(True, folder, *task.script, *policy, *sizes, *work.flags, threads=args.threads)
         models = {"half": folder / f"checkpoint-{args.steps // 2}", "end": folder}
-        if args.phase == "tune":
-            del models["half"]
     minutes = (time.perf_counter() - started) / 60
     for when, model in models.items():
         out = folder / "eval" / when

@@ -56,33 +56,34 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def tune_table(task: Path) -> str:
-    """Every setting of the grid at its end, and which the rule takes."""
+    """Every setting of the grid, and which the rule takes."""
     results = read_results(task)
-    columns = MEASURES[task.name]
-    rows = []
-    for name, seeds in results.items():
-        cells = [shown([row["end"][measure] for row in seeds.values()]) for measure in columns]
-        rows.append([name.replace("_", " "), str(len(seeds)), *cells])
     arms = dict.fromkeys(name.split("_")[0] for name in results if name != "base")
     picked = [f"best {arm}: {(best(results, arm) or 'none').replace('_', ' ')}" for arm in arms]
-    return f"## {task.name}, development\n\n{markdown(['setting', 'seeds', *columns], rows)}\n\n{'; '.join(picked)}"
+    return f"## {task.name}, development\n\n{quality_table(task.name, results)}\n\n{'; '.join(picked)}"
 
 
 def best(results: dict[str, dict[int, dict[str, Any]]], arm: str) -> str | None:
-    """The arm's setting with the highest held-out reward among the `eligible` ones; None where there is none."""
+    """The arm's setting with the highest held-out reward among the `eligible` ones; None where there is none.
+
+    What is asked is whether a critic brings a policy in half of the steps to where PPO ends: PPO's setting is the one
+    that ends best, a critic's the one that is best half-way.
+    """
+    when = "end" if arm == "ppo" else "half"
     mine = {name: seeds for name, seeds in results.items() if name.startswith(f"{arm}_")}
-    allowed = [name for name, seeds in mine.items() if eligible(seeds, results["base"])]
-    return max(allowed, key=lambda name: _mean(mine[name], "reward"), default=None)
+    measured = [name for name, seeds in mine.items() if all(when in row for row in seeds.values())]
+    allowed = [name for name in measured if eligible(mine[name], results["base"], when)]
+    return max(allowed, key=lambda name: _mean(mine[name], when, "reward"), default=None)
 
 
-def eligible(seeds: dict[int, dict[str, Any]], base: dict[int, dict[str, Any]]) -> bool:
+def eligible(seeds: dict[int, dict[str, Any]], base: dict[int, dict[str, Any]], when: str) -> bool:
     """Perplexity no worse than the base model's, and hardly less diverse."""
-    is_fluent = _mean(seeds, "perplexity") <= _mean(base, "perplexity")
-    return is_fluent and _mean(seeds, "dist-2") >= ELIGIBLE_DIVERSITY * _mean(base, "dist-2")
+    is_fluent = _mean(seeds, when, "perplexity") <= _mean(base, "end", "perplexity")
+    return is_fluent and _mean(seeds, when, "dist-2") >= ELIGIBLE_DIVERSITY * _mean(base, "end", "dist-2")
 
 
-def _mean(seeds: dict[int, dict[str, Any]], measure: str) -> float:
-    return float(np.mean([row["end"][measure] for row in seeds.values()]))
+def _mean(seeds: dict[int, dict[str, Any]], when: str, measure: str) -> float:
+    return float(np.mean([row[when][measure] for row in seeds.values()]))
 
 
 def report_tables(task: Path) -> str:
@@ -123,7 +124,8 @@ def quality_table(task: str, results: dict[str, dict[int, dict[str, Any]]]) -> s
         for when in ("half", "end"):
             if all(when in row for row in seeds.values()):
                 cells = [shown([row[when][measure] for row in seeds.values()]) for measure in MEASURES[task]]
-                rows.append([name if name == "base" else f"{name}, {when}", *cells])
+                shown_name = name.replace("_", " ")
+                rows.append([name if name == "base" else f"{shown_name}, {when}", *cells])
     return markdown(["model", *MEASURES[task]], rows)
 
 

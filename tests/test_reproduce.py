@@ -58,9 +58,12 @@ def test_the_best_setting_is_fluent_and_diverse() -> None:
         "ppo_b": result(reward=2.0),
         "ppo_c": result(reward=3.0, perplexity=30.1),
         "ppo_d": result(reward=4.0, **{"dist-2": 0.9}),
+        "score_a": result(reward=1.0),
     }
     assert best(results, "ppo") == "ppo_b"
-    assert best(results, "score") is None
+    assert best(results, "score") is None  # critics are picked by what they have reached half-way
+    results["score_b"] = {101: {"half": FLUENT | {"reward": 2.0}, "end": FLUENT | {"reward": 0.0}}}
+    assert best(results, "score") == "score_b"
 
 
 def write_run(folder: Path, rewards: list[float], half: dict[str, float], end: dict[str, float]) -> None:
