@@ -27,6 +27,7 @@ import tyro
 from filelock import FileLock, Timeout
 
 from benchmarks.reproduce_tables import RESULT, report_tables, tune_table
+from trl.builtin import resolve, resolve_model
 from trl.jsonl import dump_line, read_jsonl, replace_file
 from trl.launching import ROOT, train
 from trl.studies import BASE, TASKS, held_out_prompts, measure, write_prompts
@@ -203,6 +204,24 @@ def do(args: Args, work: Work, folder: Path, prompts: Path) -> None:
     replace_file(folder / RESULT, dump_line(result) + "\n")
 
 
+def evaluator_accuracy(tokens: int = 20, limit: int = 1000) -> str:
+    """How often the sentiment judges are right about texts as short as the continuations: labelled film reviews cut."""
+    from transformers import AutoTokenizer
+
+    from trl.rewards.classifiers import load_classifier
+
+    rows = read_jsonl(Path(resolve("builtin:imdb", "data set")) / "test.jsonl")[:limit]
+    tokenizer = AutoTokenizer.from_pretrained(resolve_model(BASE))
+    ids = tokenizer([row["text"] for row in rows])["input_ids"]
+    texts = tokenizer.batch_decode([review[:tokens] for review in ids])
+    right = {}
+    for name in ("builtin:sentiment-eval", "builtin:sentiment"):
+        verdicts = [p > 0.5 for p in load_classifier(name)(texts)]
+        right[name] = sum(said == bool(row["label"]) for said, row in zip(verdicts, rows, strict=True)) / len(rows)
+    shares = ", ".join(f"{name} {share:.3f}" for name, share in right.items())
+    return f"Accuracy on the first {tokens} tokens of {len(rows)} held-out reviews: {shares}."
+
+
 def commit() -> str:
     done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT)
     return done.stdout.strip()
@@ -225,6 +244,8 @@ def main(args: Args) -> None:
         except Timeout:
             continue  # another process is at it
     tables = [tune_table(out / task) if args.phase == "tune" else report_tables(out / task) for task in args.tasks]
+    if "sentiment" in args.tasks and args.phase == "report":
+        tables.append(evaluator_accuracy())
     page = "\n\n".join(tables) + "\n"
     replace_file(out / "tables.md", page)
     print(page)
