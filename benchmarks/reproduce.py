@@ -91,9 +91,9 @@ GRID: dict[str, dict[str, list[Settings]]] = {
 CHOSEN = {
     "sentiment": {
         "ppo": "lr 1e-4, KL 0.1",
-        "score": "lr 1e-4, KL 0.2, 0.5",
-        "lexicon": "lr 1e-4, KL 0.1, 0.5",
-        "attribution": "lr 1e-4, KL 0.1, 0.5",
+        "score": "lr 2e-4, KL 0.1, 0.5, lam 0.7",
+        "lexicon": "lr 2e-4, KL 0.1, 0.5, lam 0.7",
+        "attribution": "lr 2e-4, KL 0.1, 0.5, lam 0.7",
     },
     "toxicity": {
         "ppo": "lr 1e-4, KL 0.1",
@@ -190,7 +190,9 @@ def do(args: Args, work: Work, folder: Path, prompts: Path) -> None:
     measured: dict[str, Any] = {}
     models: dict[str, str | Path] = {"end": args.model}
     if work.flags is not None:
-        sizes = (f"--steps={args.steps}", f"--save_freq={args.steps // 2}", f"--seed={work.seed}", "--resume")
+        # a run that is stopped saves a checkpoint: that of the half-way must not be dropped for it
+        saving = (f"--save_freq={args.steps // 2}", "--keep_checkpoints=100", "--resume")
+        sizes = (f"--steps={args.steps}", f"--seed={work.seed}", *saving)
         policy = (f"--model_name={args.model}",)
         train(True, folder, *task.script, *policy, *sizes, *work.flags, threads=args.threads)
         models = {"half": folder / f"checkpoint-{args.steps // 2}", "end": folder}
