@@ -1,5 +1,6 @@
 """The value-head model: every checkpoint format, precision, dropout, padding."""
 
+import json
 import logging
 from functools import partial
 from pathlib import Path
@@ -194,6 +195,14 @@ def test_peft_checkpoint(tmp_path: Path) -> None:
     assert any("lora_" in n and p.requires_grad for n, p in loaded.named_parameters())
     ids = torch.tensor([[5, 6, 7]])
     assert not torch.equal(loaded(ids)[0], tiny_gpt2()(ids).logits)
+
+
+def test_an_adapters_files_do_not_depend_on_the_process(tmp_path: Path) -> None:
+    """Sets of strings have an order of their own in every process."""
+    names = ["c_attn", "c_fc", "c_proj"]
+    lora = LoraConfig(r=2, target_modules=list(reversed(names)), task_type="CAUSAL_LM", fan_in_fan_out=True)
+    AutoModelForCausalLMWithValueHead.from_pretrained(tiny_gpt2(), peft_config=lora).save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "adapter_config.json").read_text())["target_modules"] == names
 
 
 def test_peft_trains_adapter_and_head_only(tmp_path: Path) -> None:

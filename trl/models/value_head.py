@@ -214,6 +214,10 @@ class AutoModelForCausalLMWithValueHead(nn.Module, PushToHubMixin):
             kwargs["state_dict"] = {
                 k.removeprefix("pretrained_model."): v for k, v in state.items() if not k.startswith(_PREFIX)
             }
+        if isinstance(self.pretrained_model, PeftModel):
+            for config in self.pretrained_model.peft_config.values():
+                sets = {name: sorted(value) for name, value in vars(config).items() if isinstance(value, set)}
+                vars(config).update(sets)  # a set would be written in another order by every process
         self.pretrained_model.save_pretrained(str(save_directory), **kwargs)
         head = {k: v.detach().cpu().contiguous() for k, v in head.items()}
         save_file(head, Path(save_directory) / VALUE_HEAD_FILE, metadata={"format": "pt"})
