@@ -35,6 +35,7 @@ def test_two_processes_equal_one(kind, tmp_path):
     pair = run(tmp_path / "pair", *launcher, WORKER, kind)
     assert [result["world"] for result in pair] == [2, 2]
     assert pair[0]["weights"] == pair[1]["weights"]
+    assert pair[0]["sampled"] != pair[1]["sampled"]  # each has random numbers of its own
     assert pair[0]["weights"] == pytest.approx(alone["weights"], rel=1e-6)
     for name, value in alone["stats"].items():
         assert pair[0]["stats"][name] == pytest.approx(value, abs=1e-5), name

@@ -1,4 +1,5 @@
-"""One process of two PPO steps on a fixed global batch of eight; writes what must not depend on the split to a file."""
+"""One process of two PPO steps on a fixed global batch of eight; writes to a file what must not depend on the split, and
+what it samples then."""
 
 import json
 import os
@@ -26,7 +27,8 @@ for _ in range(2):
 networks = [trainer.policy, *([trainer.value_model] if trainer.value_model is not None else [])]
 weights = [float(w.double().abs().sum()) for network in networks for w in network.state_dict().values()]
 kept = {name: value for name, value in stats.items() if not name.startswith("time/")}
-result = {"world": accelerator.num_processes, "weights": weights, "stats": kept}
+sampled = [ids.tolist() for ids in trainer.generate(queries[:1] * 4, max_new_tokens=8, return_prompt=False)]
+result = {"world": accelerator.num_processes, "weights": weights, "stats": kept, "sampled": sampled}
 Path(sys.argv[2], f"{accelerator.process_index}.json").write_text(json.dumps(result))
 accelerator.wait_for_everyone()  # who leaves early closes connections that the other still reads
 accelerator.end_training()
