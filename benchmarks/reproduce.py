@@ -51,12 +51,13 @@ def sentiment(rate: str, kl: str = "0.2", value: str | None = None, lam: str = "
     return {name: flags} if lam == "0.95" else {f"{name}, lam {lam}": f"{flags} --lam={lam}"}
 
 
-def toxicity(rate: str, kl: str = "0.2", value: str | None = None, threshold: int = 4) -> Settings:
-    """Only penalties, where the raw reward is at or below the threshold: at first its median is 4."""
+def toxicity(rate: str, kl: str = "0.2", value: str | None = None, lam: str = "0.95") -> Settings:
+    """Only penalties, and only where the raw reward is at most 4, its median at first."""
     if value is None:
         return sentiment(rate, kl)
-    flags = f"--negative_reward_value=-{value} --intrinsic_reward_threshold={threshold}"
-    return {f"lr {rate}, KL {kl}, {value}": f"--learning_rate={rate} --init_kl_coef={kl} {flags}"}
+    flags = f"--learning_rate={rate} --init_kl_coef={kl} --lam={lam}"
+    penalty = f"--positive_reward_value=0 --negative_reward_value=-{value} --intrinsic_reward_threshold=4"
+    return {f"lr {rate}, KL {kl}, {value}, lam {lam}": f"{flags} {penalty}"}
 
 
 PLAIN = [("5e-5", "0.2"), ("1e-4", "0.2"), ("2e-4", "0.2"), ("1e-4", "0.1"), ("1e-4", "0.05"), ("2e-4", "0.1")]
@@ -69,7 +70,7 @@ GRID: dict[str, dict[str, list[Settings]]] = {
             sentiment("1e-4", "0.2", "0.25"),
             sentiment("2e-4", "0.2", "0.25"),
             sentiment("2e-4", "0.2", "0.5"),
-            sentiment("2e-4", "0.1", "0.5", lam="0.7"),
+            sentiment("1e-4", "0.1", "0.5", lam="0.7"),
         ],
         "lexicon": [sentiment("2e-4", "0.1", "0.5", lam="0.7")],
         "attribution": [
@@ -81,7 +82,7 @@ GRID: dict[str, dict[str, list[Settings]]] = {
     "toxicity": {
         "ppo": [toxicity(*row) for row in PLAIN],
         **{
-            critic: [toxicity("1e-4", "0.1", "0.5"), toxicity("2e-4", "0.1", "0.5"), toxicity("1e-4", "0.1", "1")]
+            critic: [toxicity("1e-4", "0.1", "0.5", "0.7"), toxicity("2e-4", "0.1", "0.5", "0.7")]
             for critic in ("score", "lexicon", "attribution")
         },
     },
@@ -91,15 +92,15 @@ GRID: dict[str, dict[str, list[Settings]]] = {
 CHOSEN = {
     "sentiment": {
         "ppo": "lr 1e-4, KL 0.1",
-        "score": "lr 2e-4, KL 0.1, 0.5, lam 0.7",
+        "score": "lr 1e-4, KL 0.1, 0.5, lam 0.7",
         "lexicon": "lr 2e-4, KL 0.1, 0.5, lam 0.7",
         "attribution": "lr 2e-4, KL 0.1, 0.5, lam 0.7",
     },
     "toxicity": {
         "ppo": "lr 1e-4, KL 0.1",
-        "score": "lr 1e-4, KL 0.1, 0.5",
-        "lexicon": "lr 1e-4, KL 0.1, 0.5",
-        "attribution": "lr 1e-4, KL 0.1, 0.5",
+        "score": "lr 1e-4, KL 0.1, 0.5, lam 0.7",
+        "lexicon": "lr 1e-4, KL 0.1, 0.5, lam 0.7",
+        "attribution": "lr 1e-4, KL 0.1, 0.5, lam 0.7",
     },
 }
 """What the development runs picked; the control has the settings of the critic that it imitates."""
