@@ -1,5 +1,7 @@
-"""One process of two PPO steps on a fixed global batch of eight; writes to a file what must not depend on the split, and
-what it samples then."""
+"""One process of two PPO steps on a fixed global batch of eight; writes what must not depend on the split to a file.
+
+What it samples after that, which must depend on the process, comes with it.
+"""
 
 import json
 import os
