@@ -1,5 +1,6 @@
 """The page's figures for papers and READMEs, as PNG and PDF: learning curves, sample efficiency, a heat map."""
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,13 +137,14 @@ def save_efficiency(found: Efficiency, path: str | Path) -> Path:
             if len(steps) < len(reaches):
                 missed = f" {len(reaches) - len(steps)} of {len(reaches)} never"
                 axis.text(max(steps, default=0), index + 0.36, missed, color="#5b6068", fontsize=9)
-        axis.set_yticks(range(len(found.arms)), [arm.name for arm, _ in found.arms])
+        axis.set_yticks(range(len(found.arms)), [textwrap.fill(arm.name, 26) for arm, _ in found.arms])
         axis.invert_yaxis()
         axis.tick_params(axis="y", length=0)
         axis.grid(axis="y", visible=False)
         axis.set_xlim(left=0)
         axis.set_xlabel("step", color="#4a4f57")
         title = f"Steps to the final reward of {found.baseline.name} ({number(found.target)})"
-        axis.set_title(title, fontweight="bold", fontsize=11)
+        # over the names too: a title of the axes alone would be cut where names are long
+        figure.suptitle(textwrap.fill(title, 68), x=0.01, ha="left", fontweight="bold", fontsize=11)
         figure.savefig(path, dpi=160)
     return Path(path)
