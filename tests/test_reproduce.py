@@ -115,7 +115,7 @@ def test_a_small_study_from_the_start_and_again(tmp_path: Path) -> None:
     assert (folder / "result.json").stat().st_mtime_ns == stamp
     args.steps = 4
     [_, ppo] = plan(args)
-    with FileLock(folder / ".lock"):
+    with FileLock(folder / ".lock"), FileLock(folder.parent.parent / "base" / "seed-1" / ".lock"):
         main(args)  # what another process has claimed is not touched
     with pytest.raises(SystemExit, match="holds a run of other settings"):
         do(args, ppo, folder, folder.parent.parent / "prompts.jsonl")
