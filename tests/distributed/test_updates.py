@@ -64,7 +64,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def results(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
+    return [json.loads(file.read_text()) for file in sorted(folder.glob("[0-9].json"))]
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
