@@ -103,7 +103,8 @@ CHOSEN = {
         "attribution": "lr 1e-4, KL 0.1, 0.5, lam 0.7",
     },
 }
-"""What the development runs picked; the control has the settings of the critic that it imitates."""
+"""What the development runs picked: so far for sentiment's ppo, score and attribution; the others are guesses, to be
+tuned before they are reported. The control has the settings of the critic that it imitates."""
 
 
 @dataclass
@@ -115,7 +116,7 @@ class Args:
     tasks: tuple[Literal["sentiment", "toxicity"], ...] = ("sentiment", "toxicity")
     """One after the other."""
     arms: tuple[Literal["ppo", "score", "lexicon", "attribution", "random"], ...] = ARMS
-    """Of the report."""
+    """Which arms; in development those that have a grid."""
     seeds: tuple[int, ...] | None = None
     """Default: those of the phase. All arms of a seed come before the next seed."""
     steps: int = 32

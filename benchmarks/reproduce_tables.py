@@ -1,7 +1,7 @@
 """The reproduction study's tables, as Markdown: means over seeds with 95 % intervals, and differences within seeds."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -137,11 +137,7 @@ def difference_table(task: str, results: dict[str, dict[int, dict[str, Any]]]) -
         for when in ("half", "end"):
             if name == "base" or not both or (name, when) == ("ppo", "end"):
                 continue
-            gap = _gap(seeds, results["ppo"], when)
-            cells = [shown([gap(seed, measure) for seed in both], "+") for measure in MEASURES[task]]
+            pairs = [(seeds[seed][when], results["ppo"][seed]["end"]) for seed in both]
+            cells = [shown([mine[measure] - ppo[measure] for mine, ppo in pairs], "+") for measure in MEASURES[task]]
             rows.append([f"{name}, {when}", *cells])
     return markdown(["minus PPO at its end", *MEASURES[task]], rows)
-
-
-def _gap(seeds: dict[int, dict[str, Any]], ppo: dict[int, dict[str, Any]], when: str) -> Callable[[int, str], float]:
-    return lambda seed, measure: seeds[seed][when][measure] - ppo[seed]["end"][measure]
