@@ -8,8 +8,9 @@ Each arm has a grid, PPO the largest; what the rule of `reproduce_tables.best` p
 control takes the settings of `score`. A run is trained by the task's own script, and evaluated on held-out prompts
 half-way and at the end.
 
-What is finished is never done again: after a kill give the same command. Runs are claimed one by one, so the same
-command in a second terminal takes half of the work. Weights are deleted once they are evaluated.
+What is finished is a row of OUTPUT_DIR/results.jsonl and never done again: after a kill give the same command. Runs are
+claimed one by one, so the same command in a second terminal takes half of the work. Weights are deleted once they are
+evaluated. The rows behind the published tables are in benchmarks/reproduce.jsonl.
 """
 
 import hashlib
@@ -20,20 +21,20 @@ import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tyro
 from filelock import FileLock, Timeout
 
-from benchmarks.reproduce_tables import RESULT, report_tables, tune_table
+from benchmarks.reproduce_tables import ARMS, CURVE, RESULTS, read_results, tables
 from trl.builtin import resolve, resolve_model
-from trl.jsonl import dump_line, read_jsonl, replace_file
+from trl.jsonl import append_rows, cut_torn_line, dump_line, read_jsonl, replace_file
 from trl.launching import ROOT, train
+from trl.report.runlog import load_run
 from trl.studies import BASE, TASKS, held_out_prompts, measure, write_prompts
 
-CRITICS = ("score", "lexicon", "attribution", "random")
-ARMS = ("ppo", *CRITICS)
 DEVELOPMENT_SEEDS = (101,)
 REPORT_SEEDS = (1, 2, 3, 4, 5)
 PROMPT_SEED = 2024
@@ -175,7 +176,8 @@ def arm_flags(arm: str, flags: str) -> tuple[str, ...]:
 
 
 def do(args: Args, work: Work, folder: Path, prompts: Path) -> None:
-    """Train, evaluate half-way and at the end, write the result, delete the weights."""
+    """Train, evaluate half-way and at the end, add the result to the file of all, delete the weights."""
+    results = args.output_dir / RESULTS
     asked = {
         "flags": work.flags,
         "steps": args.steps,
@@ -183,11 +185,11 @@ def do(args: Args, work: Work, folder: Path, prompts: Path) -> None:
         "model": args.model,
         "prompts": hashlib.sha256(prompts.read_bytes()).hexdigest(),
     }
-    if (folder / RESULT).exists():
-        [before] = read_jsonl(folder / RESULT)
+    before = read_results(results, args.phase, work.task).get(work.arm, {}).get(work.seed)
+    if before is not None:
         if before["asked"] != json.loads(dump_line(asked)):
-            raise SystemExit(f"error: {folder} holds a run of other settings ({before['asked']}); use another folder")
-        return
+            raise SystemExit(f"error: {folder} was run with other settings ({before['asked']}); use another folder")
+        return delete_weights(folder)  # it may have been killed before that
     task, started = TASKS[work.task], time.perf_counter()
     measured: dict[str, Any] = {}
     models: dict[str, str | Path] = {"end": args.model}
@@ -202,10 +204,19 @@ def do(args: Args, work: Work, folder: Path, prompts: Path) -> None:
     for when, model in models.items():
         out = folder / "eval" / when
         measured[when] = measure(task, model, prompts, out, returns=args.returns, seed=work.seed)
+    curve = [{key: row[key] for key in CURVE} for row in load_run(folder).metrics] if work.flags is not None else []
+    name = {"phase": args.phase, "task": work.task, "arm": work.arm, "seed": work.seed}
+    result = {**name, "asked": asked, **measured, "curve": curve, "training_minutes": minutes, "commit": commit()}
+    with FileLock(results.with_suffix(".lock")):
+        cut_torn_line(results)
+        with FileIO(results, "a") as file:
+            append_rows(file, [result])
+    delete_weights(folder)
+
+
+def delete_weights(folder: Path) -> None:
     for weights in (*folder.glob("checkpoint-*"), *folder.glob("*.safetensors"), *folder.glob("*.pt")):
         shutil.rmtree(weights) if weights.is_dir() else weights.unlink()
-    result = {"asked": asked, **measured, "training_minutes": minutes, "commit": commit()}
-    replace_file(folder / RESULT, dump_line(result) + "\n")
 
 
 def evaluator_accuracy(tokens: int = 20, limit: int = 1000) -> str:
@@ -247,10 +258,10 @@ def main(args: Args) -> None:
                 do(args, work, folder, out / work.task / "prompts.jsonl")
         except Timeout:
             continue  # another process is at it
-    tables = [tune_table(out / task) if args.phase == "tune" else report_tables(out / task) for task in args.tasks]
+    found = [tables(args.output_dir / RESULTS, args.phase, task) for task in args.tasks]
     if "sentiment" in args.tasks and args.phase == "report":
-        tables.append(evaluator_accuracy())
-    page = "\n\n".join(tables) + "\n"
+        found.append(evaluator_accuracy())
+    page = "\n\n".join(found) + "\n"
     replace_file(out / "tables.md", page)
     print(page)
 

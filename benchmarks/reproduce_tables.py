@@ -1,6 +1,10 @@
-"""The reproduction study's tables, as Markdown: means over seeds with 95 % intervals, and differences within seeds."""
+"""The reproduction study's tables, as Markdown: means over seeds with 95 % intervals, and differences within seeds.
+
+python -m benchmarks.reproduce_tables benchmarks/reproduce.jsonl     # the published tables, from the published rows
+"""
 
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +16,14 @@ from trl.jsonl import read_jsonl
 from trl.report.arms import Arm
 from trl.report.curves import REWARD
 from trl.report.efficiency import efficiency, final_value
-from trl.report.runlog import load_run
+from trl.report.runlog import Run
 
-RESULT = "result.json"
+ARMS = ("ppo", "score", "lexicon", "attribution", "random")
+RESULTS = "results.jsonl"
+"""One row per finished run: phase, task, arm, seed, what was asked, what was measured, and the training's `CURVE`."""
+CURVE = ("step", REWARD, "objective/kl")
+Results = dict[str, dict[int, dict[str, Any]]]
+"""Arm → seed → row."""
 FLUENCY = ("perplexity", "dist-1", "dist-2", "dist-3")
 ELIGIBLE_DIVERSITY = 0.95
 """A setting may be chosen while its dist-2 is at least this share of the base model's, and perplexity no worse."""
@@ -40,14 +49,22 @@ def shown(values: Sequence[float], sign: str = "") -> str:
     return f"{mean:{sign}.{digits}f}" + ("" if math.isnan(width) else f" ± {width:.{digits}f}")
 
 
-def read_results(task: Path) -> dict[str, dict[int, dict[str, Any]]]:
-    """Arm → seed → what was measured, of the runs that are finished; arms in order of their first result."""
-    files = sorted(task.glob(f"*/seed-*/{RESULT}"), key=lambda path: path.stat().st_mtime)
-    found: dict[str, dict[int, dict[str, Any]]] = {}
-    for path in files:
-        [row] = read_jsonl(path)
-        found.setdefault(path.parent.parent.name, {})[int(path.parent.name.removeprefix("seed-"))] = row
-    return found
+def read_results(path: Path, phase: str, task: str) -> Results:
+    """The finished runs of a phase and task; arms in the order of ``ARMS``, settings as they came."""
+    found: Results = {}
+    for row in read_jsonl(path) if path.exists() else []:
+        if (row["phase"], row["task"]) == (phase, task):
+            found.setdefault(row["arm"], {})[row["seed"]] = row
+    order = ("base", *ARMS)
+    return dict(sorted(found.items(), key=lambda item: order.index(item[0].split()[0])))
+
+
+def tables(path: Path, phase: str, task: str) -> str:
+    """What a phase found; empty where no run of it is finished."""
+    results = read_results(path, phase, task)
+    if not results:
+        return ""
+    return tune_table(task, results) if phase == "tune" else report_tables(task, results)
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -55,22 +72,21 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def tune_table(task: Path) -> str:
+def tune_table(task: str, results: Results) -> str:
     """Every setting of the grid, and which the rule takes."""
-    results = read_results(task)
-    arms = dict.fromkeys(name.split("_")[0] for name in results if name != "base")
-    picked = [f"best {arm}: {(best(results, arm) or 'none').replace('_', ' ')}" for arm in arms]
-    return f"## {task.name}, development\n\n{quality_table(task.name, results)}\n\n{'; '.join(picked)}"
+    arms = dict.fromkeys(name.split()[0] for name in results if name != "base")
+    picked = [f"best {arm}: {best(results, arm) or 'none'}" for arm in arms]
+    return f"## {task}, development\n\n{quality_table(task, results)}\n\n{'; '.join(picked)}"
 
 
-def best(results: dict[str, dict[int, dict[str, Any]]], arm: str) -> str | None:
+def best(results: Results, arm: str) -> str | None:
     """The arm's setting with the highest held-out reward among the `eligible` ones; None where there is none.
 
     What is asked is whether a critic brings a policy in half of the steps to where PPO ends: PPO's setting is the one
     that ends best, a critic's the one that is best half-way.
     """
     when = "end" if arm == "ppo" else "half"
-    mine = {name: seeds for name, seeds in results.items() if name.startswith(f"{arm}_")}
+    mine = {name: seeds for name, seeds in results.items() if name.startswith(f"{arm} ")}
     measured = [name for name, seeds in mine.items() if all(when in row for row in seeds.values())]
     allowed = [name for name in measured if eligible(mine[name], results["base"], when)]
     return max(allowed, key=lambda name: _mean(mine[name], when, "reward"), default=None)
@@ -86,18 +102,18 @@ def _mean(seeds: dict[int, dict[str, Any]], when: str, measure: str) -> float:
     return float(np.mean([row[when][measure] for row in seeds.values()]))
 
 
-def report_tables(task: Path) -> str:
+def report_tables(task: str, results: Results) -> str:
     """Speed by the training reward; quality on held-out prompts; differences to PPO at its end, seed by seed."""
-    results = read_results(task)
-    parts = [f"## {task.name}", speed_table(task, results), quality_table(task.name, results)]
+    parts = [f"## {task}", speed_table(results), quality_table(task, results)]
     if "ppo" in results:
-        parts.append(difference_table(task.name, results))
+        parts.append(difference_table(task, results))
     return "\n\n".join(parts)
 
 
-def speed_table(task: Path, results: dict[str, dict[int, dict[str, Any]]]) -> str:
+def speed_table(results: Results) -> str:
+    """Steps are to the mean final reward of the first arm, PPO."""
     arms = [
-        Arm(name, tuple(load_run(task / name / f"seed-{seed}") for seed in sorted(seeds)), {})
+        Arm(name, tuple(Run(f"seed {seed}", seeds[seed]["curve"], []) for seed in sorted(seeds)), {})
         for name, seeds in results.items()
         if name != "base"
     ]
@@ -117,19 +133,18 @@ def speed_table(task: Path, results: dict[str, dict[int, dict[str, Any]]]) -> st
     return markdown(header, rows)
 
 
-def quality_table(task: str, results: dict[str, dict[int, dict[str, Any]]]) -> str:
+def quality_table(task: str, results: Results) -> str:
     """Means over seeds, half-way and at the end."""
     rows = []
     for name, seeds in results.items():
         for when in ("half", "end"):
             if all(when in row for row in seeds.values()):
                 cells = [shown([row[when][measure] for row in seeds.values()]) for measure in MEASURES[task]]
-                shown_name = name.replace("_", " ")
-                rows.append([name if name == "base" else f"{shown_name}, {when}", *cells])
+                rows.append([name if name == "base" else f"{name}, {when}", *cells])
     return markdown(["model", *MEASURES[task]], rows)
 
 
-def difference_table(task: str, results: dict[str, dict[int, dict[str, Any]]]) -> str:
+def difference_table(task: str, results: Results) -> str:
     """Each arm, half-way and at its end, minus PPO at its end on the same seed."""
     rows = []
     for name, seeds in results.items():
@@ -141,3 +156,8 @@ def difference_table(task: str, results: dict[str, dict[int, dict[str, Any]]]) -
             cells = [shown([mine[measure] - ppo[measure] for mine, ppo in pairs], "+") for measure in MEASURES[task]]
             rows.append([f"{name}, {when}", *cells])
     return markdown(["minus PPO at its end", *MEASURES[task]], rows)
+
+
+if __name__ == "__main__":
+    found = [tables(Path(sys.argv[1]), phase, task) for task in MEASURES for phase in ("tune", "report")]
+    print("\n\n".join(filter(None, found)))

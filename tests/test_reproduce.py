@@ -1,6 +1,5 @@
 """The reproduction study: what is planned, what is taken as done, the tables, and one small run of the whole."""
 
-import json
 import math
 import subprocess
 import sys
@@ -12,9 +11,9 @@ from filelock import FileLock
 from scipy import stats
 
 from benchmarks.reproduce import CHOSEN, GRID, Args, do, grid_of, main, plan
-from benchmarks.reproduce_tables import best, mean_interval, read_results, report_tables, shown
+from benchmarks.reproduce_tables import RESULTS, best, mean_interval, read_results, shown, tables
 from tests.tiny import tiny_llama, tiny_tokenizer
-from trl.jsonl import dump_line, read_jsonl
+from trl.jsonl import Row, dump_line, read_jsonl
 
 FLUENT = {"perplexity": 30.0, "dist-1": 0.8, "dist-2": 0.98, "dist-3": 0.99}
 
@@ -54,41 +53,42 @@ def result(**end: float) -> dict[int, dict[str, Any]]:
 def test_the_best_setting_is_fluent_and_diverse() -> None:
     results = {
         "base": result(reward=0.0),
-        "ppo_a": result(reward=1.0),
-        "ppo_b": result(reward=2.0),
-        "ppo_c": result(reward=3.0, perplexity=30.1),
-        "ppo_d": result(reward=4.0, **{"dist-2": 0.9}),
-        "score_a": result(reward=1.0),
+        "ppo a": result(reward=1.0),
+        "ppo b": result(reward=2.0),
+        "ppo c": result(reward=3.0, perplexity=30.1),
+        "ppo d": result(reward=4.0, **{"dist-2": 0.9}),
+        "score a": result(reward=1.0),
     }
-    assert best(results, "ppo") == "ppo_b"
+    assert best(results, "ppo") == "ppo b"
     assert best(results, "score") is None  # critics are picked by what they have reached half-way
-    results["score_b"] = {101: {"half": FLUENT | {"reward": 2.0}, "end": FLUENT | {"reward": 0.0}}}
-    assert best(results, "score") == "score_b"
+    results["score b"] = {101: {"half": FLUENT | {"reward": 2.0}, "end": FLUENT | {"reward": 0.0}}}
+    assert best(results, "score") == "score b"
 
 
-def write_run(folder: Path, rewards: list[float], half: dict[str, float], end: dict[str, float]) -> None:
-    folder.mkdir(parents=True)
-    rows = [{"step": n, "objective/score": reward, "objective/kl": 2.0} for n, reward in enumerate(rewards, 1)]
-    (folder / "metrics.jsonl").write_text("".join(dump_line(row) + "\n" for row in rows))
+def study_row(arm: str, seed: int, rewards: list[float], half: dict[str, float], end: dict[str, float]) -> Row:
+    curve = [{"step": n, "objective/score": reward, "objective/kl": 2.0} for n, reward in enumerate(rewards, 1)]
     measured = {when: FLUENT | {"positive, reward model": 0.5} | row for when, row in (("half", half), ("end", end))}
-    (folder / "result.json").write_text(json.dumps({"asked": {}, "training_minutes": 1.0, **measured}))
+    name = {"phase": "report", "task": "sentiment", "arm": arm, "seed": seed}
+    return {**name, "asked": {}, "training_minutes": 1.0, "curve": curve, **measured}
 
 
 def test_the_report_compares_within_seeds(tmp_path: Path) -> None:
-    task = tmp_path / "sentiment"
+    rows = []
     for seed, shift in ((1, 0.0), (2, 0.2)):
         slow, fast = [0.0, 1.0, 2.0, 3.0], [0.0, 3.0, 3.0, 3.5]
         end = {"positive": 0.6 + shift, "reward": 3.0}
-        write_run(task / "ppo" / f"seed-{seed}", slow, {"positive": 0.5, "reward": 1.0}, end)
         half = {"positive": 0.65 + shift, "reward": 3.5}
-        write_run(task / "score" / f"seed-{seed}", fast, half, half)
-    page = report_tables(task)
+        rows.append(study_row("score", seed, fast, half, half))  # the baseline is not what is finished first
+        rows.append(study_row("ppo", seed, slow, {"positive": 0.5, "reward": 1.0}, end))
+    (tmp_path / RESULTS).write_text("".join(dump_line(row) + "\n" for row in rows))
+    page = tables(tmp_path / RESULTS, "report", "sentiment")
     speed = {line.split(" | ")[0]: line.split(" | ") for line in page.splitlines()[3:7]}
     assert [cell.strip(" |") for cell in speed["| ppo"][1:5]] == ["2", "3.00 ± 0.00", "4.00 ± 0.00", "2 of 2"]
     assert [cell.strip(" |") for cell in speed["| score"][2:5]] == ["3.50 ± 0.00", "2.00 ± 0.00", "2 of 2"]
     assert "| score, half | +0.050 ± 0.000 | +0.000 ± 0.000 | +0.50 ± 0.00 |" in page
     assert "| ppo, half |" in page
-    assert list(read_results(task)["ppo"]) == [1, 2]
+    assert list(read_results(tmp_path / RESULTS, "report", "sentiment")["ppo"]) == [1, 2]
+    assert tables(tmp_path / RESULTS, "tune", "sentiment") == tables(tmp_path / "none", "tune", "sentiment") == ""
 
 
 @pytest.mark.builtin
@@ -103,19 +103,23 @@ def test_a_small_study_from_the_start_and_again(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     folder = tmp_path / "out" / "report" / "sentiment" / "ppo" / "seed-1"
-    assert {"half", "end"} <= read_jsonl(folder / "result.json")[0].keys()
+    results = tmp_path / "out" / RESULTS
+    base, ppo = read_jsonl(results)
+    assert base["arm"] == "base" and base["curve"] == [] and "half" not in base
+    assert ppo["arm"] == "ppo" and {"half", "end"} <= ppo.keys()
+    assert [row["step"] for row in ppo["curve"]] == [1, 2]
     assert not list(folder.glob("**/*.safetensors"))
     assert len(read_jsonl(folder / "eval" / "half" / "generations.jsonl")) == 2
     assert (tmp_path / "out" / "report" / "tables.md").read_text().rstrip() == done.stdout.rstrip()
 
-    stamp = (folder / "result.json").stat().st_mtime_ns
+    content = results.read_bytes()
     args = Args("report", tasks=("sentiment",), arms=("ppo",), seeds=(1,), steps=2, prompts=2, returns=1)
     args.model, args.output_dir = str(tmp_path / "policy"), tmp_path / "out"
     main(args)  # everything is there
-    assert (folder / "result.json").stat().st_mtime_ns == stamp
+    assert results.read_bytes() == content
     args.steps = 4
-    [_, ppo] = plan(args)
+    [_, work] = plan(args)
     with FileLock(folder / ".lock"), FileLock(folder.parent.parent / "base" / "seed-1" / ".lock"):
         main(args)  # what another process has claimed is not touched
-    with pytest.raises(SystemExit, match="holds a run of other settings"):
-        do(args, ppo, folder, folder.parent.parent / "prompts.jsonl")
+    with pytest.raises(SystemExit, match="was run with other settings"):
+        do(args, work, folder, folder.parent.parent / "prompts.jsonl")
