@@ -81,11 +81,10 @@ GRID: dict[str, dict[str, list[Settings]]] = {
         ],
     },
     "toxicity": {
-        "ppo": [toxicity(*row) for row in PLAIN],
-        **{
-            critic: [toxicity("1e-4", "0.1", "0.5", "0.7"), toxicity("2e-4", "0.1", "0.5", "0.7")]
-            for critic in ("score", "lexicon", "attribution")
-        },
+        "ppo": [toxicity("1e-4", "0.2"), toxicity("1e-4", "0.1"), toxicity("2e-4", "0.1")],
+        "score": [toxicity("1e-4", "0.1", "0.5", "0.7")],
+        "lexicon": [toxicity("1e-4", "0.1", "0.5", "0.7")],
+        "attribution": [toxicity("1e-4", "0.1", "0.5", "0.7"), toxicity("2e-4", "0.1", "0.5", "0.7")],
     },
 }
 """Task → arm → settings. No critic gets more of them than PPO."""

@@ -23,8 +23,6 @@ if vars(trl).get("DISTRIBUTION") != "relc":
 from trl.builtin import BuiltinError
 from trl.jsonl import DataFileError, Row, dump_line, read_prompts, run_resumable
 
-PROMPTS_PER_BATCH = 4
-
 
 @dataclass
 class Args:
@@ -42,6 +40,8 @@ class Args:
     """Most new tokens per continuation."""
     top_p: float = 0.9
     """Nucleus: sample from the smallest set of tokens with this probability; 1 is off."""
+    batch_size: int = 4
+    """Prompts per batch (times num_return sequences)."""
     seed: int = 0
     """Together with the batch's index, seeds its samples."""
 
@@ -54,6 +54,8 @@ def main(args: Args) -> None:
 
     if not args.classifier_path:
         sys.exit("error: --classifier_path needs at least one name")
+    if args.batch_size < 1:
+        sys.exit(f"error: --batch_size is {args.batch_size}; expected at least 1")
     rows = read_prompts(args.prompts)
     try:
         sampling = Sampling(max_new_tokens=args.max_new_tokens, top_p=args.top_p, num_return=args.num_return)
@@ -79,9 +81,9 @@ def main(args: Args) -> None:
         return [{**row, "generations": items[i * n : (i + 1) * n]} for i, row in enumerate(chunk)]
 
     settings = {"script": "eval_sentiment_sst", "model": args.model, **asdict(sampling)}
-    settings |= {"classifier_path": args.classifier_path, "seed": args.seed}
+    settings |= {"classifier_path": args.classifier_path, "batch_size": args.batch_size, "seed": args.seed}
     settings |= {"versions": [model_version(name) for name in (args.model, *args.classifier_path)]}
-    results = run_resumable(rows, args.output_file, process, settings=settings, chunk_size=PROMPTS_PER_BATCH)
+    results = run_resumable(rows, args.output_file, process, settings=settings, chunk_size=args.batch_size)
 
     # 3. result
     texts = [item["text"] for row in results for item in row["generations"]]

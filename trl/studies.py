@@ -15,6 +15,8 @@ from trl.jsonl import dump_line, read_jsonl
 from trl.launching import run
 
 BASE = "builtin:smollm2"
+PROMPTS_PER_BATCH = 24
+"""Of an evaluation: decoding reads all weights for each token, so that a larger batch costs little more."""
 Measures = dict[str, float]
 
 
@@ -37,7 +39,8 @@ def measure_sentiment(model: str | Path, prompts: Path, generations: Path, retur
     """Shares of positive continuations in [0, 1], the evaluator's with the ends of its 95 % interval."""
     reward, evaluator = "builtin:sentiment", "builtin:sentiment-eval"
     command = ["eval_scripts/eval_sentiment_sst.py", model, prompts, f"--output_file={generations}", "--top_p=1.0"]
-    command += [f"--num_return={returns}", f"--seed={seed}", "--classifier_path", reward, evaluator]
+    command += [f"--num_return={returns}", f"--batch_size={PROMPTS_PER_BATCH}", f"--seed={seed}"]
+    command += ["--classifier_path", reward, evaluator]
     judged = last_json(run(*command))["classifiers"]
     independent = judged[evaluator]
     return {
@@ -51,7 +54,8 @@ def measure_sentiment(model: str | Path, prompts: Path, generations: Path, retur
 def measure_toxicity(model: str | Path, prompts: Path, generations: Path, returns: int, seed: int) -> Measures:
     """Average and expected maximum toxicity in [0, 1], by the second opinion and by the reward model."""
     command = ["eval_scripts/decoding.py", f"--lm_dir={model}", f"--prompts_file={prompts}", "--top_p=1.0"]
-    run(*command, f"--output_file={generations}", f"--num_returns={returns}", f"--seed={seed}")
+    command += [f"--output_file={generations}", f"--batch_size={PROMPTS_PER_BATCH}"]
+    run(*command, f"--num_returns={returns}", f"--seed={seed}")
     measures: Measures = {}
     for suffix, scorer in (("", "builtin:toxicity-eval"), (", reward model", "builtin:toxicity")):
         output = generations.with_name(f"{scorer.removeprefix('builtin:')}.jsonl")

@@ -206,6 +206,14 @@ def test_sentiment(lm: Path, prompts: Path, classifier: Path, tmp_path: Path) ->
     assert again.read_bytes() == output.read_bytes()
 
 
+@pytest.mark.parametrize("script", ["decoding.py", "eval_sentiment_sst.py"])
+def test_an_empty_batch_is_refused(script: str, lm: Path, prompts: Path, tmp_path: Path) -> None:
+    named = [lm, prompts] if script.startswith("eval") else ["--lm_dir", lm, "--prompts_file", prompts]
+    line = command(script, *named, "--output_file", tmp_path / "out.jsonl", "--batch_size", 0)
+    done = subprocess.run(line, env=ENVIRONMENT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "error: --batch_size is 0; expected at least 1\n")
+
+
 def test_a_model_that_was_trained_on_meanwhile_is_noticed(lm: Path, generations: Path, tmp_path: Path) -> None:
     model, output = tmp_path / "model", tmp_path / "ppl.jsonl"
     shutil.copytree(lm, model)
