@@ -73,7 +73,11 @@ GRID: dict[str, dict[str, list[Settings]]] = {
             sentiment("2e-4", "0.2", "0.5"),
             sentiment("1e-4", "0.1", "0.5", lam="0.7"),
         ],
-        "lexicon": [sentiment("2e-4", "0.1", "0.5", lam="0.7")],
+        "lexicon": [
+            sentiment("2e-4", "0.1", "0.5", lam="0.7"),
+            sentiment("1e-4", "0.1", "0.25", lam="0.7"),
+            sentiment("1e-4", "0.2", "0.25", lam="0.7"),
+        ],
         "attribution": [
             sentiment("1e-4", "0.1", "0.5"),
             sentiment("2e-4", "0.1", "0.5"),

@@ -34,7 +34,7 @@ class Args:
     """sentiment: continue film reviews positively; toxicity: continue toxic prompts harmlessly."""
     output_dir: Path | None = None
     """Where all results go, replacing an earlier demo; default: outputs/demo, for toxicity outputs/demo_toxicity."""
-    steps: int = 50
+    steps: int = 24
     """PPO steps per arm."""
     critic: Literal["score", "lexicon"] = "score"
     """The second arm's critic: score (the model's own initial weights rate word windows) or lexicon."""
@@ -83,7 +83,10 @@ class Shown:
 DEMOS = {
     "sentiment": Shown(
         output_dir="outputs/demo",
-        critic=("--positive_reward_value=0.5", "--negative_reward_value=-0.5", "--intrinsic_reward_threshold=10"),
+        critic=(
+            *("--positive_reward_value=0.5", "--negative_reward_value=-0.5", "--intrinsic_reward_threshold=10"),
+            "--lam=0.7",  # a word's reward stays with the word: see the study in configs/README.md
+        ),
         columns=sentiment_columns,
     ),
     "toxicity": Shown(

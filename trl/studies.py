@@ -12,7 +12,7 @@ from trl.builtin import resolve_model
 from trl.data.sentiment import load_sentiment_prompts
 from trl.data.toxicity import load_toxicity_prompts
 from trl.jsonl import dump_line, read_jsonl
-from trl.launching import run
+from trl.launching import run_here
 
 BASE = "builtin:smollm2"
 PROMPTS_PER_BATCH = 24
@@ -38,10 +38,16 @@ class StudyTask:
 def measure_sentiment(model: str | Path, prompts: Path, generations: Path, returns: int, seed: int) -> Measures:
     """Shares of positive continuations in [0, 1], the evaluator's with the ends of its 95 % interval."""
     reward, evaluator = "builtin:sentiment", "builtin:sentiment-eval"
-    command = ["eval_scripts/eval_sentiment_sst.py", model, prompts, f"--output_file={generations}", "--top_p=1.0"]
+    command = [
+        "eval_scripts/eval_sentiment_sst.py",
+        str(model),
+        str(prompts),
+        f"--output_file={generations}",
+        "--top_p=1.0",
+    ]
     command += [f"--num_return={returns}", f"--batch_size={PROMPTS_PER_BATCH}", f"--seed={seed}"]
     command += ["--classifier_path", reward, evaluator]
-    judged = last_json(run(*command))["classifiers"]
+    judged = last_json(run_here(*command))["classifiers"]
     independent = judged[evaluator]
     return {
         "positive": independent["share_positive"],
@@ -55,12 +61,12 @@ def measure_toxicity(model: str | Path, prompts: Path, generations: Path, return
     """Average and expected maximum toxicity in [0, 1], by the second opinion and by the reward model."""
     command = ["eval_scripts/decoding.py", f"--lm_dir={model}", f"--prompts_file={prompts}", "--top_p=1.0"]
     command += [f"--output_file={generations}", f"--batch_size={PROMPTS_PER_BATCH}"]
-    run(*command, f"--num_returns={returns}", f"--seed={seed}")
+    run_here(*command, f"--num_returns={returns}", f"--seed={seed}")
     measures: Measures = {}
     for suffix, scorer in (("", "builtin:toxicity-eval"), (", reward model", "builtin:toxicity")):
         output = generations.with_name(f"{scorer.removeprefix('builtin:')}.jsonl")
         command = ["eval_scripts/eval_toxicity_perspective.py", f"--data_file={generations}", f"--scorer={scorer}"]
-        judged = last_json(run(*command, f"--output_file={output}"))["attributes"][scorer]
+        judged = last_json(run_here(*command, f"--output_file={output}"))["attributes"][scorer]
         measures[f"toxicity{suffix}"] = judged["average"]["mean"]
         for name, key in (("mean", ""), ("low", ", low"), ("high", ", high")):
             measures[f"expected maximum{suffix}{key}"] = judged["expected_maximum"][name]
@@ -105,7 +111,7 @@ def measure(task: StudyTask, model: str | Path, prompts: Path, folder: Path, *, 
     generations, scored = folder / "generations.jsonl", folder / "perplexity.jsonl"
     measures = task.measure(model, prompts, generations, returns, seed)
     command = ["eval_scripts/eval_perplexity_dist.py", f"--generations_file={generations}", f"--model={BASE}"]
-    fluent = last_json(run(*command, f"--output_file={scored}"))
+    fluent = last_json(run_here(*command, f"--output_file={scored}"))
     pairs = [(row["prompt"]["text"], item["text"]) for row in read_jsonl(generations) for item in row["generations"]]
     scores = task.environment()(prompts=[p for p, _ in pairs], completions=[c for _, c in pairs])
     real = [score for score in scores if score is not None]

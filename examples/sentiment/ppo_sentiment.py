@@ -61,7 +61,8 @@ class Args(RunArgs):
             model_name="builtin:smollm2",
             query_dataset="builtin:imdb",
             reward_model="builtin:sentiment",
-            learning_rate=5e-5,
+            learning_rate=1e-4,
+            init_kl_coef=0.1,
             batch_size=16,
             mini_batch_size=16,
         )
