@@ -183,7 +183,7 @@ def do(args: Args, work: Work, folder: Path, prompts: Path) -> None:
     results = args.output_dir / RESULTS
     asked = {
         "flags": work.flags,
-        "steps": args.steps,
+        "steps": None if work.flags is None else args.steps,
         "returns": args.returns,
         "model": args.model,
         "prompts": hashlib.sha256(prompts.read_bytes()).hexdigest(),
