@@ -26,7 +26,7 @@ Results = dict[str, dict[int, dict[str, Any]]]
 """Arm → seed → row."""
 FLUENCY = ("perplexity", "dist-1", "dist-2", "dist-3")
 ELIGIBLE_DIVERSITY = 0.95
-"""A setting may be chosen while its dist-2 is at least this share of the base model's, and perplexity no worse."""
+"""A setting may be chosen while its dist-2 is at least this share of the base model's."""
 MEASURES = {
     "sentiment": ("positive", "positive, reward model", "reward", *FLUENCY),
     "toxicity": ("toxicity", "expected maximum", "toxicity, reward model", "reward", *FLUENCY),
@@ -80,22 +80,25 @@ def tune_table(task: str, results: Results) -> str:
 
 
 def best(results: Results, arm: str) -> str | None:
-    """The arm's setting with the highest held-out reward among the `eligible` ones; None where there is none.
+    """The arm's setting with the highest held-out reward among the diverse and fluent ones; None where there is none.
 
     What is asked is whether a critic brings a policy in half of the steps to where PPO ends: PPO's setting is the one
-    that ends best, a critic's the one that is best half-way.
+    that ends best, a critic's the one that is best half-way, with texts as likely as the base model's or PPO's.
     """
-    when = "end" if arm == "ppo" else "half"
+    base, when = results["base"], "end" if arm == "ppo" else "half"
     mine = {name: seeds for name, seeds in results.items() if name.startswith(f"{arm} ")}
-    measured = [name for name, seeds in mine.items() if all(when in row for row in seeds.values())]
-    allowed = [name for name in measured if eligible(mine[name], results["base"], when)]
+    worst = math.inf
+    if arm != "ppo":
+        plain = best(results, "ppo")
+        worst = max(_mean(seeds, "end", "perplexity") for seeds in (base, results[plain] if plain else base))
+    allowed = [
+        name
+        for name, seeds in mine.items()
+        if all(when in row for row in seeds.values())
+        and _mean(seeds, when, "dist-2") >= ELIGIBLE_DIVERSITY * _mean(base, "end", "dist-2")
+        and _mean(seeds, when, "perplexity") <= worst
+    ]
     return max(allowed, key=lambda name: _mean(mine[name], when, "reward"), default=None)
-
-
-def eligible(seeds: dict[int, dict[str, Any]], base: dict[int, dict[str, Any]], when: str) -> bool:
-    """Perplexity no worse than the base model's, and hardly less diverse."""
-    is_fluent = _mean(seeds, when, "perplexity") <= _mean(base, "end", "perplexity")
-    return is_fluent and _mean(seeds, when, "dist-2") >= ELIGIBLE_DIVERSITY * _mean(base, "end", "dist-2")
 
 
 def _mean(seeds: dict[int, dict[str, Any]], when: str, measure: str) -> float:

@@ -54,15 +54,18 @@ def test_the_best_setting_is_fluent_and_diverse() -> None:
     results = {
         "base": result(reward=0.0),
         "ppo a": result(reward=1.0),
-        "ppo b": result(reward=2.0),
-        "ppo c": result(reward=3.0, perplexity=30.1),
-        "ppo d": result(reward=4.0, **{"dist-2": 0.9}),
+        "ppo b": result(reward=2.0, perplexity=40.0),
+        "ppo c": result(reward=4.0, **{"dist-2": 0.9}),
         "score a": result(reward=1.0),
     }
     assert best(results, "ppo") == "ppo b"
     assert best(results, "score") is None  # critics are picked by what they have reached half-way
-    results["score b"] = {101: {"half": FLUENT | {"reward": 2.0}, "end": FLUENT | {"reward": 0.0}}}
-    assert best(results, "score") == "score b"
+    for name, reward, perplexity in (("b", 1.0, 20.0), ("c", 2.0, 40.0), ("d", 3.0, 40.1)):
+        half = FLUENT | {"reward": reward, "perplexity": perplexity}
+        results[f"score {name}"] = {101: {"half": half, "end": FLUENT | {"reward": 0.0}}}
+    assert best(results, "score") == "score c"  # no less likely than PPO's texts
+    del results["ppo b"]
+    assert best(results, "score") == "score b"  # or than the base model's
 
 
 def study_row(arm: str, seed: int, rewards: list[float], half: dict[str, float], end: dict[str, float]) -> Row:
