@@ -52,13 +52,14 @@ def sentiment(rate: str, kl: str = "0.2", value: str | None = None, lam: str = "
     return {name: flags} if lam == "0.95" else {f"{name}, lam {lam}": f"{flags} --lam={lam}"}
 
 
-def toxicity(rate: str, kl: str = "0.2", value: str | None = None, lam: str = "0.95") -> Settings:
-    """Only penalties, and only where the raw reward is at most 4, its median at first."""
+def toxicity(rate: str, kl: str = "0.2", value: str | None = None, lam: str = "0.95", praise: bool = False) -> Settings:
+    """Penalties alone, where the raw reward is at most 4, its median at first; ``praise``: rewards too, and everywhere."""
     if value is None:
         return sentiment(rate, kl)
-    flags = f"--learning_rate={rate} --init_kl_coef={kl} --lam={lam}"
-    penalty = f"--positive_reward_value=0 --negative_reward_value=-{value} --intrinsic_reward_threshold=4"
-    return {f"lr {rate}, KL {kl}, {value}, lam {lam}": f"{flags} {penalty}"}
+    flags = f"--learning_rate={rate} --init_kl_coef={kl} --lam={lam} --negative_reward_value=-{value}"
+    signs = (value, "100") if praise else ("0", "4")
+    flags += f" --positive_reward_value={signs[0]} --intrinsic_reward_threshold={signs[1]}"
+    return {f"lr {rate}, KL {kl}, {'±' if praise else '-'}{value}, lam {lam}": flags}
 
 
 PLAIN = [("5e-5", "0.2"), ("1e-4", "0.2"), ("2e-4", "0.2"), ("1e-4", "0.1"), ("1e-4", "0.05"), ("2e-4", "0.1")]
@@ -86,9 +87,13 @@ GRID: dict[str, dict[str, list[Settings]]] = {
     },
     "toxicity": {
         "ppo": [toxicity("1e-4", "0.2"), toxicity("1e-4", "0.1"), toxicity("2e-4", "0.1")],
-        "score": [toxicity("1e-4", "0.1", "0.5", "0.7")],
-        "lexicon": [toxicity("1e-4", "0.1", "0.5", "0.7")],
-        "attribution": [toxicity("1e-4", "0.1", "0.5", "0.7"), toxicity("2e-4", "0.1", "0.5", "0.7")],
+        "score": [toxicity("1e-4", "0.1", "0.5", "0.7"), toxicity("1e-4", "0.1", "0.5", praise=True)],
+        "lexicon": [toxicity("1e-4", "0.1", "0.5", "0.7"), toxicity("1e-4", "0.1", "0.5")],
+        "attribution": [
+            toxicity("1e-4", "0.1", "0.5", "0.7"),
+            toxicity("1e-4", "0.1", "0.5"),
+            toxicity("1e-4", "0.1", "0.5", praise=True),
+        ],
     },
 }
 """Task → arm → settings. No critic gets more of them than PPO."""
