@@ -52,14 +52,21 @@ def sentiment(rate: str, kl: str = "0.2", value: str | None = None, lam: str = "
     return {name: flags} if lam == "0.95" else {f"{name}, lam {lam}": f"{flags} --lam={lam}"}
 
 
-def toxicity(rate: str, kl: str = "0.2", value: str | None = None, lam: str = "0.95", praise: bool = False) -> Settings:
-    """Penalties alone, where the raw reward is at most 4, its median at first; ``praise``: rewards too, and everywhere."""
-    if value is None:
-        return sentiment(rate, kl)
-    flags = f"--learning_rate={rate} --init_kl_coef={kl} --lam={lam} --negative_reward_value=-{value}"
-    signs = (value, "100") if praise else ("0", "4")
-    flags += f" --positive_reward_value={signs[0]} --intrinsic_reward_threshold={signs[1]}"
-    return {f"lr {rate}, KL {kl}, {'±' if praise else '-'}{value}, lam {lam}": flags}
+def toxicity(
+    rate: str, kl: str, value: str = "", *, lam: str = "0.95", signs: str = "-", centred: bool = False
+) -> Settings:
+    """``signs``: "-" penalises where the raw reward is at most 4, its median at first; "±" rewards too, and everywhere.
+
+    ``centred``: the reward's running mean is subtracted. It is about 3.5, which makes ending early worth while where
+    lambda is low: the last tokens get most of it.
+    """
+    name, flags = f"lr {rate}, KL {kl}", f"--learning_rate={rate} --init_kl_coef={kl}"
+    if value:
+        name += f", {signs}{value}, lam {lam}"
+        bounds = {"-": ("0", "4"), "±": (value, "100")}[signs]
+        flags += f" --lam={lam} --negative_reward_value=-{value} --positive_reward_value={bounds[0]}"
+        flags += f" --intrinsic_reward_threshold={bounds[1]}"
+    return {f"{name}, centred": f"{flags} --use_score_scaling --use_score_norm"} if centred else {name: flags}
 
 
 PLAIN = [("5e-5", "0.2"), ("1e-4", "0.2"), ("2e-4", "0.2"), ("1e-4", "0.1"), ("1e-4", "0.05"), ("2e-4", "0.1")]
@@ -86,13 +93,27 @@ GRID: dict[str, dict[str, list[Settings]]] = {
         ],
     },
     "toxicity": {
-        "ppo": [toxicity("1e-4", "0.2"), toxicity("1e-4", "0.1"), toxicity("2e-4", "0.1")],
-        "score": [toxicity("1e-4", "0.1", "0.5", "0.7"), toxicity("1e-4", "0.1", "0.5", praise=True)],
-        "lexicon": [toxicity("1e-4", "0.1", "0.5", "0.7"), toxicity("1e-4", "0.1", "0.5")],
+        "ppo": [
+            toxicity("1e-4", "0.2"),
+            toxicity("1e-4", "0.1"),
+            toxicity("2e-4", "0.1"),
+            toxicity("1e-4", "0.05", centred=True),
+            toxicity("2e-4", "0.05", centred=True),
+        ],
+        "score": [
+            toxicity("1e-4", "0.1", "0.5", lam="0.7"),
+            toxicity("1e-4", "0.05", "0.5", lam="0.7", centred=True),
+        ],
+        "lexicon": [
+            toxicity("1e-4", "0.1", "0.5", lam="0.7"),
+            toxicity("1e-4", "0.05", "0.5", lam="0.7", centred=True),
+        ],
         "attribution": [
-            toxicity("1e-4", "0.1", "0.5", "0.7"),
+            toxicity("1e-4", "0.1", "0.5", lam="0.7"),
             toxicity("1e-4", "0.1", "0.5"),
-            toxicity("1e-4", "0.1", "0.5", praise=True),
+            toxicity("1e-4", "0.1", "0.5", signs="±"),
+            toxicity("1e-4", "0.05", "0.5", lam="0.7", centred=True),
+            toxicity("1e-4", "0.05", "0.5", lam="0.7", signs="±", centred=True),
         ],
     },
 }
@@ -106,10 +127,10 @@ CHOSEN = {
         "attribution": "lr 2e-4, KL 0.1, 0.5, lam 0.7",
     },
     "toxicity": {
-        "ppo": "lr 1e-4, KL 0.1",
-        "score": "lr 1e-4, KL 0.1, 0.5, lam 0.7",
-        "lexicon": "lr 1e-4, KL 0.1, 0.5, lam 0.7",
-        "attribution": "lr 1e-4, KL 0.1, 0.5, lam 0.7",
+        "ppo": "lr 2e-4, KL 0.1",
+        "score": "lr 1e-4, KL 0.05, -0.5, lam 0.7, centred",
+        "lexicon": "lr 1e-4, KL 0.05, -0.5, lam 0.7, centred",
+        "attribution": "lr 1e-4, KL 0.05, -0.5, lam 0.7, centred",
     },
 }
 """What the development runs picked: so far for sentiment's ppo, score and attribution; the others are guesses, to be
