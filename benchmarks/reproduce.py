@@ -99,6 +99,7 @@ GRID: dict[str, dict[str, list[Settings]]] = {
             toxicity("2e-4", "0.1"),
             toxicity("1e-4", "0.05", centred=True),
             toxicity("2e-4", "0.05", centred=True),
+            toxicity("2e-4", "0.1", centred=True),
         ],
         "score": [
             toxicity("1e-4", "0.1", "0.5", lam="0.7"),
@@ -114,6 +115,7 @@ GRID: dict[str, dict[str, list[Settings]]] = {
             toxicity("1e-4", "0.1", "0.5", signs="±"),
             toxicity("1e-4", "0.05", "0.5", lam="0.7", centred=True),
             toxicity("1e-4", "0.05", "0.5", lam="0.7", signs="±", centred=True),
+            toxicity("2e-4", "0.05", "0.5", lam="0.7", signs="±", centred=True),
         ],
     },
 }
