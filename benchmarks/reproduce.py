@@ -61,10 +61,12 @@ def toxicity(
     lambda is low: the last tokens get most of it.
     """
     name, flags = f"lr {rate}, KL {kl}", f"--learning_rate={rate} --init_kl_coef={kl}"
+    if value or lam != "0.95":
+        name += (f", {signs}{value}" if value else "") + f", lam {lam}"
+        flags += f" --lam={lam}"
     if value:
-        name += f", {signs}{value}, lam {lam}"
         bounds = {"-": ("0", "4"), "±": (value, "100")}[signs]
-        flags += f" --lam={lam} --negative_reward_value=-{value} --positive_reward_value={bounds[0]}"
+        flags += f" --negative_reward_value=-{value} --positive_reward_value={bounds[0]}"
         flags += f" --intrinsic_reward_threshold={bounds[1]}"
     return {f"{name}, centred": f"{flags} --use_score_scaling --use_score_norm"} if centred else {name: flags}
 
@@ -100,6 +102,7 @@ GRID: dict[str, dict[str, list[Settings]]] = {
             toxicity("1e-4", "0.05", centred=True),
             toxicity("2e-4", "0.05", centred=True),
             toxicity("2e-4", "0.1", centred=True),
+            toxicity("2e-4", "0.1", lam="0.7", centred=True),
         ],
         "score": [
             toxicity("1e-4", "0.1", "0.5", lam="0.7"),
@@ -116,6 +119,7 @@ GRID: dict[str, dict[str, list[Settings]]] = {
             toxicity("1e-4", "0.05", "0.5", lam="0.7", centred=True),
             toxicity("1e-4", "0.05", "0.5", lam="0.7", signs="±", centred=True),
             toxicity("2e-4", "0.05", "0.5", lam="0.7", signs="±", centred=True),
+            toxicity("2e-4", "0.05", "1.0", lam="0.7", signs="±", centred=True),
         ],
     },
 }
