@@ -68,7 +68,9 @@ def toxicity(
         bounds = {"-": ("0", "4"), "±": (value, "100")}[signs]
         flags += f" --negative_reward_value=-{value} --positive_reward_value={bounds[0]}"
         flags += f" --intrinsic_reward_threshold={bounds[1]}"
-    return {f"{name}, centred": f"{flags} --use_score_scaling --use_score_norm"} if centred else {name: flags}
+    if centred:
+        return {f"{name}, centred": f"{flags} --use_score_scaling --use_score_norm"}
+    return {name: f"{flags} --no-use_score_scaling --no-use_score_norm"}
 
 
 PLAIN = [("5e-5", "0.2"), ("1e-4", "0.2"), ("2e-4", "0.2"), ("1e-4", "0.1"), ("1e-4", "0.05"), ("2e-4", "0.1")]
