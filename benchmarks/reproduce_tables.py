@@ -114,14 +114,14 @@ def report_tables(task: str, results: Results) -> str:
 
 
 def speed_table(results: Results) -> str:
-    """Steps are to the mean final reward of the first arm, PPO."""
+    """How soon PPO's mean final reward was reached; nothing of that where PPO, the first arm, is missing."""
     arms = [
         Arm(name, tuple(Run(f"seed {seed}", seeds[seed]["curve"], []) for seed in sorted(seeds)), {})
         for name, seeds in results.items()
         if name != "base"
     ]
     header = ["arm", "seeds", "training reward, last tenth", "steps to PPO's", "in seeds", "KL, last tenth", "minutes"]
-    found = efficiency(arms)
+    found = efficiency(arms) if "ppo" in results else None
     reached = {arm.name: reaches for arm, reaches in found.arms} if found else {}
     rows = []
     for arm in arms:
@@ -131,7 +131,7 @@ def speed_table(results: Results) -> str:
         minutes = [row["training_minutes"] for row in results[arm.name].values()]
         rows.append(
             [arm.name, str(len(arm.runs)), shown(finals), shown(steps) if steps else "–",
-             f"{len(steps)} of {len(arm.runs)}", shown(kls), f"{np.mean(minutes):.1f}"]
+             f"{len(steps)} of {len(arm.runs)}" if found else "–", shown(kls), f"{np.mean(minutes):.1f}"]
         )  # fmt: skip
     return markdown(header, rows)
 

@@ -90,6 +90,9 @@ def test_the_report_compares_within_seeds(tmp_path: Path) -> None:
     assert [cell.strip(" |") for cell in speed["| score"][2:5]] == ["3.50 ± 0.00", "2.00 ± 0.00", "2 of 2"]
     assert "| score, half | +0.050 ± 0.000 | +0.000 ± 0.000 | +0.50 ± 0.00 |" in page
     assert "| ppo, half |" in page
+    alone = tmp_path / "alone.jsonl"
+    alone.write_text("".join(dump_line(row) + "\n" for row in rows if row["arm"] == "score"))
+    assert "| score | 2 | 3.50 ± 0.00 | – | – | 2.00 ± 0.00 | 1.0 |" in tables(alone, "report", "sentiment")
     assert list(read_results(tmp_path / RESULTS, "report", "sentiment")["ppo"]) == [1, 2]
     assert tables(tmp_path / RESULTS, "tune", "sentiment") == tables(tmp_path / "none", "tune", "sentiment") == ""
 
