@@ -88,7 +88,6 @@ GRID: dict[str, dict[str, list[Settings]]] = {
         "lexicon": [
             sentiment("2e-4", "0.1", "0.5", lam="0.7"),
             sentiment("1e-4", "0.1", "0.25", lam="0.7"),
-            sentiment("1e-4", "0.2", "0.25", lam="0.7"),
         ],
         "attribution": [
             sentiment("1e-4", "0.1", "0.5"),
@@ -125,7 +124,7 @@ CHOSEN = {
     "sentiment": {
         "ppo": "lr 1e-4, KL 0.1",
         "score": "lr 1e-4, KL 0.1, 0.5, lam 0.7",
-        "lexicon": "lr 2e-4, KL 0.1, 0.5, lam 0.7",
+        "lexicon": "lr 1e-4, KL 0.1, 0.25, lam 0.7",
         "attribution": "lr 2e-4, KL 0.1, 0.5, lam 0.7",
     },
     "toxicity": {
