@@ -134,8 +134,8 @@ CHOSEN = {
         "attribution": "lr 2e-4, KL 0.05, ±0.5, lam 0.7, centred",
     },
 }
-"""What the rule picked of the development runs. Not tuned: sentiment's lexicon, gentler than what was tried first, and
-detoxification's score and lexicon, which have PPO's settings. The control has those of the critic that it imitates."""
+"""What the rule picked of the development runs; detoxification's score and lexicon were not tuned and have PPO's
+settings. The control has those of the critic that it imitates."""
 
 
 @dataclass
